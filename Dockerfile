@@ -16,7 +16,7 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends libcurl4 libjansson4 libcivetweb1 liburing2 libssl3 \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir /wheels/*.whl && rm -r /wheels
+RUN pip install --no-cache-dir "$(echo /wheels/*.whl)[torch]" && rm -r /wheels
 RUN useradd --create-home nebula
 USER nebula
 CMD ["nebula", "doctor"]

@@ -57,7 +57,7 @@ for release in "${@:-bookworm}"; do
         say "$release: Python $version, $(basename "$wheel")"
         chroot "$root" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/root sh -ec '
                 python3 -m venv /try/env
-                /try/env/bin/pip install -q --disable-pip-version-check --no-index --find-links /wheels nebula-checkpoint
+                /try/env/bin/pip install -q --disable-pip-version-check --no-index --find-links /wheels "nebula-checkpoint[torch]"
                 /try/env/bin/nebula doctor --path /storage || test $? = 1
                 /try/env/bin/python /try/cleanroot.py /storage'
         leave

@@ -40,6 +40,11 @@ def run(name: str, arguments: Sequence[str]) -> int:
     except NebulaError as failure:
         print(f"nebula: {_one_line(str(failure))}", file=sys.stderr)
         return _EXIT.get(failure.status, 4)
+    except ModuleNotFoundError as failure:
+        if failure.name != "torch":
+            raise
+        print(f"nebula: `nebula {name}` needs torch: pip install 'nebula-checkpoint[torch]'", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `nebula plan | head`: it ends as the commands in C do, and as `cat`

@@ -15,14 +15,16 @@ Or with a manager, which decides when to save and what to keep:
     ...
         manager.save(step, {"state": state}, metrics={"loss": loss})
 
-Each process writes the shards that it has with replica number 0, as one file, and an index of them. A load reads the ranges that its own shards
+Each process writes one file: an index, and the shards that it has with replica number 0. A load reads the ranges that its own shards
 need, from the files of all processes, so the number of processes and devices and the mesh may differ. docs/jax.md.
 """
 
 from __future__ import annotations
 
 import base64
+import collections
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -39,10 +41,14 @@ from .checkpoint import Checkpoint
 from .errors import NebulaConfigError, NebulaCorrupt, NebulaNotFound
 from .manager import manager
 
-__all__ = ["Manager", "Restored", "init", "load", "save", "settings_of"]
+__all__ = ["Manager", "Restored", "init", "load", "load_orbax", "save", "settings_of"]
 
 ALIGNMENT = 64  # bytes; of each shard in its file
+LENGTH_BYTES = 16  # of a file: the length of its index in digits, and a new line
+GROUP_BYTES = 64 << 20  # of leaves that are read at once
 _MOST_SHOWN = 10
+_MOST_KNOWN = 1 << 14  # shardings of a shape, and paths, of which the next save need not think again
+_NUMBERS = ("bool", "int", "float", "complex")  # each holds those before it
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -75,47 +81,87 @@ def save(checkpoint: Checkpoint, name: str, tree: Any) -> bool:
     refused = [f"{_shown(path)} is a {type(leaf).__module__}.{type(leaf).__qualname__}" for path, leaf in found if not _is_known(leaf)]
     if refused:
         raise NebulaConfigError(f"{name!r} has leaves that cannot be saved: {'; '.join(refused[:_MOST_SHOWN])}")
+    if len({path for path, _ in found}) < len(found):  # keys of a program's own classes with one text
+        twice = [path for path, count in collections.Counter(path for path, _ in found).items() if count > 1]
+        raise NebulaConfigError(f"{name!r} has several leaves that would have one name: {', '.join(map(_shown, twice[:_MOST_SHOWN]))}")
     for _, leaf in found:  # all copies begin before the first is awaited
-        if isinstance(leaf, jax.Array) and not _is_key(leaf):
+        if isinstance(leaf, jax.Array) and not _is_key(leaf) and not _is_on_host(leaf.sharding):
             leaf.copy_to_host_async()
-    parts: list[Any] = []
+    parts: list[Any] = [b""]  # the first is the index
     constant: list[int] = []  # JAX never writes to an array that somebody else holds
     entries: dict[str, Any] = {}
     at = 0
     for path, leaf in found:
         about, pieces = _described(leaf, process)
         for piece, index in pieces:
-            at += _add(parts, b"\0" * (-at % ALIGNMENT))
+            if at % ALIGNMENT:
+                at += _add(parts, b"\0" * (-at % ALIGNMENT))
             about["shards"].append([at, index])
             if isinstance(leaf, jax.Array):
                 constant.append(len(parts))
             at += _add(parts, piece)
-        entries[json.dumps(path)] = about
+        entries[path] = about
     text = json.dumps({"nebula": "jax-tree", "version": "1.0", "process": process, "processes": jax.process_count(), "leaves": entries})
-    if not checkpoint.save_bytes(_file(name, process, "json"), text.encode()):
-        return False
-    return checkpoint._save_constants(_file(name, process, "data"), parts, constant)
+    parts[0] = _framed(text.encode())
+    return checkpoint._save_constants(_file(name, process), parts, constant)
 
 
-def load(checkpoint: Checkpoint, name: str, template: Any, *, cast: bool = False) -> Any:
+def load(checkpoint: Checkpoint, name: str, template: Any = None, *, cast: bool = False) -> Any:
     """Returns the tree ``name`` in the form of ``template``, with the template's shardings.
 
     template: a pytree of jax.Array, jax.ShapeDtypeStruct (with or without a sharding), NumPy arrays or plain values. It may be a part of the
-    saved tree. cast: values of another dtype are converted; otherwise they are refused. Raises NebulaConfigError for leaves that do not fit,
-    with their paths, and NebulaNotFound for leaves or files that do not exist.
+    saved tree. None: the result has dicts and lists in the places of all containers, arrays on the default device, and None for list items
+    without leaves. cast: values of another dtype are converted; otherwise they are refused. Raises NebulaConfigError for leaves that do not
+    fit, with their paths, and NebulaNotFound for leaves or files that do not exist.
     """
     saved = _Saved(checkpoint, name)
+    if template is None:
+        return _nested(list(zip(saved.leaves, saved.values([(path, None) for path in saved.leaves]), strict=True)))
     paths, structure = jax.tree_util.tree_flatten_with_path(template, is_leaf=_is_none)
-    wanted = [(_path(keys), leaf) for keys, leaf in paths]
-    missing = [_shown(path) for path, _ in wanted if json.dumps(path) not in saved.leaves]
+    return jax.tree_util.tree_unflatten(structure, _fitting(saved, [(_path(keys), leaf) for keys, leaf in paths], cast))
+
+
+def _fitting(saved: _Saved, wanted: list[tuple[str, Any]], cast: bool) -> list[Any]:
+    """Returns the values of leaves, if all fit their targets."""
+    checkpoint, name = saved.checkpoint, saved.name
+    missing = [_shown(path) for path, _ in wanted if path not in saved.leaves]
     if missing:
         raise NebulaNotFound(f"{name!r} of {checkpoint.tag!r} has no {', '.join(missing[:_MOST_SHOWN])}; it has {len(saved.leaves)} leaves")
-    wrong = [why for path, leaf in wanted if (why := _mismatch(path, saved.leaves[json.dumps(path)], leaf, cast))]
+    wrong = [why for path, leaf in wanted if (why := _mismatch(path, saved.leaves[path], leaf, cast))]
     if wrong:
         raise NebulaConfigError(f"{name!r} of {checkpoint.tag!r} does not fit: {'; '.join(wrong[:_MOST_SHOWN])}")
-    saved.fetch([(json.dumps(path), leaf) for path, leaf in wanted])
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy copies without the lock of the interpreter
-        return jax.tree_util.tree_unflatten(structure, list(pool.map(lambda one: saved.leaf(json.dumps(one[0]), one[1]), wanted)))
+    return saved.values(wanted)
+
+
+def _nested(found: list[tuple[str, Any]]) -> Any:
+    """Returns a tree of dicts and lists with these leaves."""
+    root: dict[Any, Any] = {}
+    for path, value in found:
+        inner = root
+        *before, last = [(), *((kind == "index", str(key) if isinstance(key, list) else key) for kind, key in json.loads(path))]
+        for step in before:
+            inner = inner.setdefault(step, {})
+        inner[last] = [value]
+    return _plain_tree(root[()]) if root else {}
+
+
+def _plain_tree(node: Any) -> Any:
+    if isinstance(node, list):
+        return node[0]
+    if not all(is_index for is_index, _ in node):
+        return {key: _plain_tree(inner) for (_, key), inner in node.items()}
+    items = {key: _plain_tree(inner) for (_, key), inner in node.items()}
+    return [items.get(index) for index in range(max(items) + 1)]
+
+
+def load_orbax(path: str | os.PathLike[str], template: Any, *, step: int | None = None, item: str | None = None, cast: bool = False) -> Any:
+    """Does load() of a checkpoint that Orbax has written. Orbax reads it, and must be installed.
+
+    path: the directory of a CheckpointManager, of a step or of an item. step: None: the newest. item: None: the only one.
+    """
+    from .integrations import orbax
+
+    return orbax.load(path, template, step=step, item=item, cast=cast)
 
 
 # -- leaves
@@ -125,13 +171,26 @@ def _is_none(leaf: Any) -> bool:
     return leaf is None
 
 
-def _leaves(tree: Any) -> Iterator[tuple[list[Any], Any]]:
+def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
     for keys, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)[0]:
         yield _path(keys), leaf
 
 
-def _path(keys: Any) -> list[Any]:
-    """Returns the path of a leaf as JSON has it: each step with its kind, so that 1 and "1" differ."""
+def _path(keys: tuple[Any, ...]) -> str:
+    """Returns the path of a leaf as JSON: each step with its kind, so that 1 and "1" differ."""
+    try:
+        return _known_path(keys, tuple((type(key), type(getattr(key, "key", None))) for key in keys))
+    except TypeError:  # a key that has no hash
+        return _json_path(keys)
+
+
+@functools.lru_cache(_MOST_KNOWN)
+def _known_path(keys: tuple[Any, ...], types: tuple[Any, ...]) -> str:
+    """types: of the keys, because 1 equals True and 1.0. They are a part of what is remembered."""
+    return _json_path(keys)
+
+
+def _json_path(keys: tuple[Any, ...]) -> str:
     tree = jax.tree_util
     steps: list[Any] = []
     for key in keys:
@@ -144,11 +203,11 @@ def _path(keys: Any) -> list[Any]:
             steps.append(["key", plain])
         else:
             steps.append([type(key).__name__, str(key)])
-    return steps
+    return json.dumps(steps)
 
 
-def _shown(path: list[Any]) -> str:
-    return "".join(f".{value}" if kind == "name" else f"[{value!r}]" for kind, value in path) or "the tree"
+def _shown(path: str) -> str:
+    return "".join(f".{value}" if kind == "name" else f"[{value!r}]" for kind, value in json.loads(path)) or "the tree"
 
 
 def _is_key(leaf: Any) -> bool:
@@ -166,13 +225,31 @@ def _described(leaf: Any, process: int) -> tuple[dict[str, Any], list[tuple[Any,
         if _is_key(leaf):
             extra, leaf = {"impl": str(jax.random.key_impl(leaf))}, jax.random.key_data(leaf)
         about = {"kind": "key" if extra else "array", "dtype": str(leaf.dtype), "shape": list(leaf.shape), "shards": [], **extra}
-        shards = [shard for shard in leaf.addressable_shards if shard.replica_id == 0]
-        return about, [(np.asarray(shard.data), _box(shard.index, leaf.shape)) for shard in shards]
+        own = _own_shards(leaf.sharding, leaf.shape)
+        arrays = getattr(leaf, "_arrays", None)  # as addressable_data() has them, which asks more of each than its copy takes
+        if arrays is None:
+            arrays = [leaf.addressable_data(number) for number in range(len(leaf.sharding.addressable_devices))] if own else []
+        return about, [(np.asarray(arrays[number]), box) for number, box in own]
     if isinstance(leaf, np.ndarray | np.generic):
         array = np.ascontiguousarray(leaf)
         about = {"kind": "numpy", "dtype": str(array.dtype), "shape": list(np.shape(leaf)), "shards": []}
         return about, [(array, [[0, size] for size in np.shape(leaf)])] if process == 0 else []
     return {"kind": "plain", "value": _plain(leaf), "shards": []}, []
+
+
+@functools.lru_cache(_MOST_KNOWN)
+def _own_shards(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> list[tuple[int, list[list[int]]]]:
+    """Returns the shards that this process writes: their numbers among its own, and their boxes. The first device that has a box writes it."""
+    writers: dict[str, Any] = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        writers.setdefault(str(_box(index, shape)), device)
+    own = [(_box(index, shape), device) for device, index in sharding.addressable_devices_indices_map(shape).items()]
+    return [(number, box) for number, (box, device) in enumerate(own) if writers[str(box)] is device]
+
+
+@functools.lru_cache(_MOST_KNOWN)
+def _is_on_host(sharding: jax.sharding.Sharding) -> bool:
+    return all(device.platform == "cpu" for device in sharding.addressable_devices)
 
 
 def _plain(leaf: Any) -> list[Any]:
@@ -200,7 +277,16 @@ def _add(parts: list[Any], data: Any) -> int:
     return int(view.nbytes)
 
 
-def _file(name: str, process: int, ending: str) -> str:
+def _framed(index: bytes) -> bytes:
+    """Returns the begin of a file: the length of its index, the index, and zeros up to the shards, whose offsets count from there."""
+    return b"%015d\n" % len(index) + index + b"\0" * (_begin(len(index)) - LENGTH_BYTES - len(index))
+
+
+def _begin(length: int) -> int:
+    return -(-(LENGTH_BYTES + length) // ALIGNMENT) * ALIGNMENT
+
+
+def _file(name: str, process: int, ending: str = "tree") -> str:
     return f"{name}.{process:05d}.{ending}"
 
 
@@ -208,13 +294,17 @@ def _dtype(name: str) -> np.dtype[Any]:
     return np.dtype(jax.numpy.dtype(name))
 
 
-def _mismatch(path: list[Any], about: dict[str, Any], leaf: Any, cast: bool) -> str:
+def _mismatch(path: str, about: dict[str, Any], leaf: Any, cast: bool) -> str:
     """Returns why a leaf of the template cannot take the saved one; "": it can."""
     has_shape = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic)
+    if has_shape and not _is_key(leaf) and isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and _is_narrowed(leaf.dtype):
+        return f"{_shown(path)} would lose bits: JAX makes no array of {leaf.dtype} without jax_enable_x64"
     if about["kind"] == "plain":
-        kind = about["value"][0]
-        is_number = kind in ("bool", "int", "float", "complex")
-        return f"{_shown(path)} is a Python {kind}" if has_shape and not (is_number and tuple(leaf.shape) == ()) else ""
+        kind, text = about["value"]
+        if not has_shape or (tuple(leaf.shape) == () and kind in _NUMBERS and _holds(leaf.dtype, kind, text, cast)):
+            return ""
+        other = f", and the template {leaf.dtype} of the shape {tuple(leaf.shape)}" if kind in _NUMBERS else ""
+        return f"{_shown(path)} is a Python {kind}{other}"
     shape = tuple(about["shape"])
     if not has_shape:
         is_fine = shape == () and isinstance(leaf, bool | int | float | complex)
@@ -228,46 +318,94 @@ def _mismatch(path: list[Any], about: dict[str, Any], leaf: Any, cast: bool) -> 
     return ""
 
 
+def _is_narrowed(dtype: Any) -> bool:
+    return bool(jax.dtypes.canonicalize_dtype(dtype) != dtype)
+
+
+def _holds(dtype: Any, kind: str, text: Any, cast: bool) -> bool:
+    """Returns whether a dtype takes a Python number as JAX's arithmetic would: a float may be rounded, but is no whole number."""
+    if kind == "int" and jax.numpy.issubdtype(dtype, jax.numpy.integer):
+        limits = jax.numpy.iinfo(dtype)
+        return int(limits.min) <= int(text) <= int(limits.max)
+    classes = (jax.numpy.bool_, jax.numpy.integer, jax.numpy.floating, jax.numpy.complexfloating)
+    return any(jax.numpy.issubdtype(dtype, each) for each in classes[0 if cast and kind != "complex" else _NUMBERS.index(kind) :])
+
+
+def _sharding_of(target: Any) -> Any:
+    """Returns where the template wants a leaf. None: nowhere, as an array that JAX may move to the device of another one."""
+    is_placed = isinstance(target, jax.Array | jax.ShapeDtypeStruct) and getattr(target, "committed", True)
+    return target.sharding if is_placed else None
+
+
 class _Saved:
     """The files of a tree: what all processes have written."""
 
     def __init__(self, checkpoint: Checkpoint, name: str) -> None:
-        self._checkpoint, self._name = checkpoint, name
+        self.checkpoint, self.name = checkpoint, name
         self._maps: dict[int, Any] = {}
+        self._begins: dict[int, int] = {}  # of the shards in the file of a process
         self.leaves: dict[str, Any] = {}
         files = checkpoint._all_files()
-        first = _file(name, 0, "json")
+        first = _file(name, 0)
         if first not in files:
             raise NebulaNotFound(f"{checkpoint.tag!r} has no tree {name!r}; its files: {', '.join(sorted(files)) or 'none'}")
-        count = self._index(0)["processes"]
-        missing = [_file(name, process, "json") for process in range(count) if _file(name, process, "json") not in files]
+        indexes = [self._index(0)]
+        count = indexes[0]["processes"]
+        missing = [_file(name, process) for process in range(count) if _file(name, process) not in files]
         if missing:
             raise NebulaCorrupt(f"{checkpoint.tag!r} lacks {', '.join(missing[:_MOST_SHOWN])} of the tree {name!r}")
-        for process in range(count):
-            for path, about in self._index(process)["leaves"].items():
+        indexes += map(self._index, range(1, count))
+        for process, index in enumerate(indexes):
+            for path, about in index["leaves"].items():
                 known = self.leaves.setdefault(path, {**about, "shards": []})
                 known["shards"] += [(process, offset, [tuple(part) for part in box]) for offset, box in about["shards"]]
 
     def _index(self, process: int) -> dict[str, Any]:
-        return json.loads(self._checkpoint.read_bytes(_file(self._name, process, "json")))
+        mapped = self._maps[process] = self.checkpoint._map(_file(self.name, process), lazily=True)
+        data = memoryview(mapped)
+        mapped.fetch(0, min(LENGTH_BYTES, len(data)))
+        length = int(bytes(data[:LENGTH_BYTES]))
+        mapped.fetch(LENGTH_BYTES, length)
+        self._begins[process] = _begin(length)
+        return json.loads(bytes(data[LENGTH_BYTES : LENGTH_BYTES + length]))
 
-    def fetch(self, wanted: list[tuple[str, Any]]) -> None:
+    def values(self, wanted: list[tuple[str, Any]]) -> list[Any]:
+        """Returns the values of leaves in the places of their targets. Leaves are put together while the next ones are read."""
+        made: list[Any] = []
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy copies without the lock of the interpreter
+            for group in self._groups(wanted):
+                self._fetch(group)
+                made += [pool.submit(self._leaf, *one) for one in group]
+        return [each.result() for each in made]
+
+    def _groups(self, wanted: list[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
+        group, size = [], 0
+        for path, target in wanted:
+            about = self.leaves[path]
+            group.append((path, target))
+            size += sum(_bytes(about, box) for _, _, box in about["shards"])
+            if size >= GROUP_BYTES:
+                yield group
+                group, size = [], 0
+        yield group
+
+    def _fetch(self, wanted: list[tuple[str, Any]]) -> None:
         """Reads and verifies the shards that the leaves need, many at a time."""
         needed: dict[int, set[tuple[int, int]]] = {}
         for path, target in wanted:
             about = self.leaves[path]
             shape = tuple(about.get("shape", ()))
             boxes = [[[0, size] for size in shape]]
-            if about["kind"] != "key" and isinstance(target, jax.Array | jax.ShapeDtypeStruct) and target.sharding is not None:
-                boxes = [_box(index, shape) for index in target.sharding.addressable_devices_indices_map(shape).values()]
+            if about["kind"] != "key" and (sharding := _sharding_of(target)) is not None:
+                boxes = [_box(index, shape) for index in sharding.addressable_devices_indices_map(shape).values()]
             for process, offset, shard in about["shards"]:
                 if any(_common(box, shard) for box in boxes):
                     needed.setdefault(process, set()).add((offset, _bytes(about, shard)))
         for process, ranges in needed.items():
-            mapped = self._maps[process] = self._checkpoint._map(_file(self._name, process, "data"), lazily=True)
-            mapped.fetch_parts(sorted(one for one in ranges if one[1]))
+            begin = self._begins[process]
+            self._maps[process].fetch_parts(sorted((begin + offset, size) for offset, size in ranges if size))
 
-    def leaf(self, path: str, target: Any) -> Any:
+    def _leaf(self, path: str, target: Any) -> Any:
         """Returns the value of a leaf, in the place that the template's leaf names."""
         about = self.leaves[path]
         if about["kind"] == "plain":
@@ -277,22 +415,24 @@ class _Saved:
         if about["kind"] == "key":
             data = self._whole(about, shape)
             key = jax.random.wrap_key_data(jax.numpy.asarray(data), impl=about["impl"])
-            sharding = getattr(target, "sharding", None)
-            return key if sharding is None else jax.device_put(key, sharding)
-        if isinstance(target, jax.Array | jax.ShapeDtypeStruct) and target.sharding is not None:
+            return key if (sharding := _sharding_of(target)) is None else jax.device_put(key, sharding)
+        if (sharding := _sharding_of(target)) is not None:
             def part(index: Any) -> np.ndarray[Any, Any]:
                 return self._part(about, _box(index, shape), shared=True).astype(target.dtype, copy=False)
 
-            return jax.make_array_from_callback(shape, target.sharding, part)
+            return jax.make_array_from_callback(shape, sharding, part)
         found = self._whole(about, shape)
         if isinstance(target, np.ndarray | np.generic):
             return found.astype(target.dtype, copy=False)
+        if target is None and about["kind"] == "numpy":
+            return found
         return jax.numpy.asarray(found, dtype=getattr(target, "dtype", None))
 
     def _placed(self, value: np.ndarray[Any, Any], target: Any) -> Any:
         if isinstance(target, np.ndarray | np.generic):
             return value
-        return jax.device_put(value, target.sharding) if target.sharding is not None else jax.numpy.asarray(value)
+        sharding = _sharding_of(target)
+        return jax.numpy.asarray(value) if sharding is None else jax.device_put(value, sharding)
 
     def _whole(self, about: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         return self._part(about, [[0, size] for size in shape])
@@ -307,7 +447,7 @@ class _Saved:
         for each, _ in overlaps:
             if shared and list(map(list, each[2])) == box:
                 return self._read(about, each, dtype)
-        result = np.empty([stop - start for start, stop in box], dtype)
+        result = _empty([stop - start for start, stop in box], dtype)
         missing = result.size
         for each, common in overlaps:
             inside = tuple(slice(start - first, stop - first) for (start, stop), (first, _) in zip(common, each[2], strict=True))
@@ -315,14 +455,22 @@ class _Saved:
             result[into] = self._read(about, each, dtype)[inside]
             missing -= math.prod(stop - start for start, stop in common)
         if missing:
-            raise NebulaCorrupt(f"{missing} elements of a leaf of {self._name!r} are in no file")
+            raise NebulaCorrupt(f"{missing} elements of a leaf of {self.name!r} are in no file")
         return result
 
     def _read(self, about: dict[str, Any], shard: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """Returns the elements of a shard that was fetched, without a copy."""
         process, offset, box = shard
-        data = np.frombuffer(self._maps[process], np.uint8, _bytes(about, box), offset)
+        data = np.frombuffer(self._maps[process], np.uint8, _bytes(about, box), self._begins[process] + offset)
         return data.view(dtype).reshape([stop - start for start, stop in box])
+
+
+def _empty(shape: list[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Returns an array that JAX takes over on the CPU: it copies others."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    begin = -memory.__array_interface__["data"][0] % ALIGNMENT
+    return memory[begin : begin + size].view(dtype).reshape(shape)
 
 
 def _common(box: Any, other: Any) -> list[tuple[int, int]] | None:
@@ -424,10 +572,25 @@ _TRANSLATED = {"save_interval_steps": "save_every_steps", "max_to_keep": "keep_l
 # Options that change nothing here, with the values that do so; None: all.
 _FITTING: dict[str, tuple[Any, ...] | None] = dict.fromkeys((
     "best_mode", "keep_checkpoints_without_metrics", "cleanup_tmp_directories", "enable_background_delete", "num_deletion_threads",
-    "async_options", "multiprocessing_options", "file_options", "save_root_metadata", "single_host_load_and_broadcast",
+    "async_options", "multiprocessing_options", "file_options", "atomicity_options", "save_root_metadata", "single_host_load_and_broadcast",
     "enable_per_process_directory_creation", "lightweight_initialize", "temporary_path_class", "prevent_write_metrics",
     "enable_should_save_is_saving_in_progress_check",
 )) | {"create": (True,), "enable_async_checkpointing": (True,)}  # fmt: skip
+# Options in whose place Orbax takes a policy, if there is one.
+_BY_POLICY = {
+    "save_decision_policy": ("save_interval_steps", "save_on_steps", "should_save_fn"),
+    "preservation_policy": ("max_to_keep", "keep_time_interval", "keep_period", "best_fn"),
+}
+# Orbax's policies: the attribute with the value, and the setting that takes it. None: the policy needs no setting.
+_POLICIES: dict[str, tuple[str, str] | None] = {
+    "FixedIntervalPolicy": ("interval", "save_every_steps"),
+    "PreemptionCheckpointingPolicy": None,  # a manager saves after a notice in any case
+    "PreserveAll": None,
+    "LatestN": ("n", "keep_last"),
+    "EveryNSteps": ("interval_steps", "keep_every"),
+    "LatestDuration": ("duration", "keep_within"),
+}
+_FREE = {"exact_interval": True, "max_to_keep": None}  # attributes of policies, with the values that need no counterpart
 
 
 def settings_of(options: Any) -> dict[str, Any]:
@@ -436,20 +599,43 @@ def settings_of(options: Any) -> dict[str, Any]:
     Options at their defaults are left out. Raises NebulaConfigError for an option without a counterpart. One is best_fn: a rule of the agent
     needs the name of a metric, so give Manager(keep_best=nebulaml.Best(...)).
     """
-    plain = type(options)()
+    plain, given = type(options)(), vars(options)
     settings: dict[str, Any] = {}
     refused = []
-    for name, value in vars(options).items():
+    replaced = {name for policy, names in _BY_POLICY.items() if given.get(policy) is not None for name in names}
+    for name, value in given.items():
         default = getattr(plain, name, None)
+        if name in replaced:
+            continue
         if name in _TRANSLATED:
             if value is not None:
                 settings[_TRANSLATED[name]] = value
+        elif name in _BY_POLICY and value is not None:
+            refused += [f"{name}={each}" for each in _add_policy(value, settings)]
         elif value == default or (name in _FITTING and value in (_FITTING[name] or (value,))):
             continue
         else:
             refused.append(f"{name}={value!r:.80}")
     if refused:
         raise NebulaConfigError(f"nebulaml.jax.Manager has no counterpart of {config.in_lines(sorted(refused))} (docs/jax.md)")
-    if "keep_every" in settings and "keep_last" not in settings:
+    if "keep_every" in settings and "keep_last" not in settings and given.get("preservation_policy") is None:
         del settings["keep_every"]  # Orbax keeps all then
     return settings
+
+
+def _add_policy(policy: Any, settings: dict[str, Any]) -> list[str]:
+    """Adds the settings for one of Orbax's policies. Returns the policies that have no counterpart."""
+    kind = type(policy).__name__
+    if kind in ("AnyPreservationPolicy", "AnySavePolicy"):
+        if any(type(part).__name__ == "PreserveAll" for part in policy.policies):
+            return []
+        return [each for part in policy.policies for each in _add_policy(part, settings)]
+    if kind not in _POLICIES:
+        return [f"{policy!r:.80}"]
+    values, translated = dict(vars(policy)), _POLICIES[kind]
+    value = values.pop(translated[0]) if translated is not None else None
+    if any(each != _FREE.get(name) for name, each in values.items()) or (translated is not None and translated[1] in settings):
+        return [f"{policy!r:.80}"]
+    if translated is not None and value is not None:
+        settings[translated[1]] = value.total_seconds() if hasattr(value, "total_seconds") else value
+    return []

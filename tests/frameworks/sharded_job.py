@@ -28,6 +28,7 @@ parser.add_argument("--stock", action="store_true")
 parser.add_argument("--steps", type=int, default=6)
 parser.add_argument("--keep", type=int, default=-1)
 parser.add_argument("--ckpt")
+parser.add_argument("--persist")
 parser.add_argument("--kill-at", type=int, default=-1)
 args = parser.parse_args()
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -126,6 +127,10 @@ def fabric_job():
     model = fabric.setup_module(wrap(network()) if args.kind == "fabric-fsdp" else network())
     optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=1e-2))
     state = {"model": model, "optimizer": optimizer, "step": 0, "seen": []}
+    if args.persist:
+        nm.init(args.persist)
+    if args.ckpt == "newest":
+        args.ckpt = os.path.join(args.dirpath, f"{nm.get_latest_checkpoint().tag}.ckpt")
     if args.ckpt:
         fabric.load(args.ckpt, state)
         say(resumed=state["step"])

@@ -40,6 +40,12 @@ parallelize_fn = None
 def Fabric(strategy=None, **given):
     return lightning.Fabric(accelerator="cpu", **given)
 """
+FABRIC_SAVED = """
+fabric = Fabric(plugins=[nm.NebulaCheckpointIO()])
+nm.init(persistent_storage_path="/scratch/run7")
+fabric.save("ckpts/step-4.ckpt", {"step": 4})
+state = {"step": 0}
+"""
 HF = """
 from accelerate import Accelerator
 from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments
@@ -144,7 +150,10 @@ ray.shutdown()
 AROUND = {
     "Lightning": [("lightning-deepspeed", "import lightning\n" + TRAINER, "")],
     "Sharded checkpoints": [("lightning", "import lightning\n" + TRAINER, "")],
-    "Lightning Fabric": [("lightning", "import lightning\n" + FABRIC, "")],
+    "Lightning Fabric": [
+        ("lightning", "import lightning\n" + FABRIC, ""),
+        ("lightning", "import lightning\n" + FABRIC + FABRIC_SAVED, "assert state['step'] == 4"),
+    ],
     "Hugging Face": [("hf", HF, "")],
     "DeepSpeed": [("deepspeed-0.19.8", MODEL + DEEPSPEED, CHECK_ENGINE)] * 2,
     "torch.distributed.checkpoint": [

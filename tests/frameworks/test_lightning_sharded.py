@@ -22,11 +22,14 @@ def name(kind, step):
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=full)])
 def test_fabric_resumes_bit_for_bit_after_sigkill_and_its_files_are_those_of_stock(node, ranks):
     whole = job(node, "fabric", "--stock", directory="stock", ranks=ranks)
-    job(node, "fabric", "--kill-at", 5, ranks=ranks, check=False)
-    again = job(node, "fabric", "--ckpt", node.base / "ckpts" / "step-4.ckpt", ranks=ranks)
+    node.environment["NEBULA_STORE_MBPS"] = "0.01"  # memory alone has the newest one when the job resumes
+    job(node, "fabric", "--persist", node.persist, "--kill-at", 5, ranks=ranks, check=False)
+    newest = node.base / "ckpts" / "step-4.ckpt"
+    assert not newest.exists()
+    again = job(node, "fabric", "--persist", node.persist, "--ckpt", "newest", ranks=ranks)
     assert again.resumed == 4 and again.end["seen"] == [1, 2, 3, 4, 5, 6]
     assert len(again.losses) == 2 and again.losses == whole.losses_after(4)
-    assert again.end["files"][:2] == ["step-2.ckpt", "step-4.ckpt"]
+    until(newest.exists)
     if not FULL:
         return
     from_stock = job(node, "fabric", "--ckpt", node.base / "stock" / "step-4.ckpt", ranks=ranks)

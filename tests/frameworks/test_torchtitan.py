@@ -1,8 +1,11 @@
 """torchtitan's manager through Nebula: a killed run resumes from memory, and torchtitan itself reads the directories."""
 
+import subprocess
 import time
 
-from conftest import files_below, full, interpreter
+from conftest import HERE, LIMIT_S, files_below, full, interpreter
+from ports import held_port
+from waiting import until
 
 
 def job(node, dump, *more, **options):
@@ -29,3 +32,13 @@ def test_torchtitan_resumes_bit_for_bit_from_memory_after_sigkill_and_stock_read
     assert to_stock.resumed == 4 and to_stock.losses == whole.losses_after(4)
     from_stock = job(node, "stock", "--load-step", 4)
     assert from_stock.resumed == 4 and from_stock.losses == whole.losses_after(4)
+
+
+@full
+def test_a_manager_that_was_not_closed_ends_in_silence_and_its_checkpoints_stay(node):
+    with held_port() as held:
+        variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.getsockname()[1])}
+        command = [interpreter("torchtitan"), HERE / "torchtitan_job.py", "--dump", node.base / "dump", "--leave-open"]
+        done = subprocess.run(command, env=node.environment | variables, capture_output=True, text=True, timeout=LIMIT_S)
+    assert '"step": 6' in done.stdout and "Exception ignored" not in done.stderr, done.stderr
+    until((node.base / "dump" / "checkpoint" / "step-6" / ".metadata").exists)

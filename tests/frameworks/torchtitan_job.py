@@ -25,6 +25,7 @@ parser.add_argument("--steps", type=int, default=6)
 parser.add_argument("--keep", type=int, default=10)
 parser.add_argument("--load-step", type=int, default=-1)
 parser.add_argument("--kill-at", type=int, default=-1)
+parser.add_argument("--leave-open", action="store_true")
 args = parser.parse_args()
 
 
@@ -81,6 +82,9 @@ def main():
         if state.step == args.kill_at:
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
+    if args.leave_open:
+        sys.modules["__main__"].kept = manager  # as a global of a script
+        return 0
     manager.close()
     say(end=True, files=sorted(os.listdir(os.path.join(args.dump, "checkpoint"))))
     return 0

@@ -133,6 +133,18 @@ def sockets(pid):
     return [link for path in Path(f"/proc/{pid}/fd").iterdir() if (link := os.readlink(path)).startswith("socket:")]
 
 
+def test_a_thread_that_was_stopped_has_ended_and_the_next_commit_starts_another(place, caplog):
+    """Lightning's own tests stop each daemon thread that a test leaves, and fail if it is alive then."""
+    nebulaml.init(str(place.storage), 0, 2)
+    save(1).wait("durable", 30)
+    (left,) = (thread for thread in threading.enumerate() if thread.name == "nebula-watch")
+    assert left.daemon
+    left.stop()
+    assert not left.is_alive()
+    save(2).wait("durable", 30)
+    until(lambda: any("global_step2" in record.getMessage() for record in caplog.records))
+
+
 def test_a_forked_child_holds_none_of_its_parents_connections_and_keeps_no_agent(place, monkeypatch):
     """The child is like a worker of a data loader. The watch, a copy and a wait have their own connections, on threads that do not exist in the child."""
     monkeypatch.setenv("NEBULA_CAPTURE", "cow")

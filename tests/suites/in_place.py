@@ -81,7 +81,6 @@ def pytest_configure(config):
     config.nebula_place = tempfile.mkdtemp(prefix="nebula-suite-")
     os.environ["NEBULA_AGENT_LINGER"] = "1"  # seconds; it ends by itself
     os.environ["NEBULA_RUNTIME_DIR"] = os.path.join(config.nebula_place, "run")
-    nebulaml._session.watching.follow = lambda *_: None  # Lightning's tests want no thread left behind, and the log's ends seconds later
     {"lightning": put_into_lightning, "accelerate": put_into_accelerate, "torch": put_into_torch}[SUITE]()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import logging
 import math
@@ -247,6 +246,8 @@ def check_names(call: str, given: Iterable[str], names: Iterable[str]) -> None:
     names = list(names)
     for name in given:
         if name not in names:
+            import difflib
+
             alike = difflib.get_close_matches(name, names, 3, 0.7) or names
             raise TypeError(f"{call}() has no argument {name!r}; it has {', '.join(alike)}")
 

@@ -357,7 +357,9 @@ def _leave() -> None:
             for name in ("device", "loading"):
                 getattr(late, name)
             late.pickling.capture({})
-            locate.agent_path()
+        elif any(engine.has_session() for engine in engines) and not late.has_torch():
+            late.pickling.capture({})
+        locate.agent_path()
         for step in (Engine.settle, Engine.say_what_is_missing):
             for engine in engines:
                 step(engine)

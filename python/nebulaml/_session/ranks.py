@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from typing import Any, NamedTuple
 
@@ -121,11 +120,11 @@ def run(place: Place) -> str:
 
 def _find_run(place: Place) -> str:
     if place.world == 1:
-        return secrets.token_hex(8)
+        return os.urandom(8).hex()
     shared = store()
     if shared is not None:
         # The first rank names it: no collective, and no rank waits.
-        return str(shared.compare_set("nebula/run", "", secrets.token_hex(8)).decode())
+        return str(shared.compare_set("nebula/run", "", os.urandom(8).hex()).decode())
     return _run_of_launcher(os.environ)
 
 

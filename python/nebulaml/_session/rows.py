@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -23,6 +22,13 @@ def human_bytes(size: int) -> str:
 def printable(text: str) -> str:
     """Returns a text without characters on which a terminal would act, or that it cannot show."""
     return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def escaped(text: str) -> str:
+    """Returns a text as HTML."""
+    import html  # a notebook alone needs it
+
+    return html.escape(text)
 
 
 def _shown(name: str, value: Any) -> str:
@@ -63,8 +69,8 @@ class Rows(list[T]):
         if not self:
             return "<i>no rows</i>"
         head, *rows = self._table()
-        lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
-        lines += ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
+        lines = ["".join(f"<th>{escaped(cell)}</th>" for cell in head)]
+        lines += ["".join(f"<td>{escaped(cell)}</td>" for cell in row) for row in rows]
         return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 

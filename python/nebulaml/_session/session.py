@@ -245,8 +245,10 @@ class Session:
 
         objects: the arguments of later ``save`` calls, one for each file. For an optimizer of torch without state, it counts the
         state that its first step will make. Without this call the memory of the first two saves is made while they are copied, or before
-        if their tensors lie on a GPU.
+        if their tensors lie on a GPU. Without torch it does nothing.
         """
+        if not late.has_torch():
+            return
         preparing = late.preparing
         for item in objects:
             state = item.state_dict() if callable(getattr(item, "state_dict", None)) else item

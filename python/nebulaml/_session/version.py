@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import html
 import json
 import logging
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 from .. import _nebula
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaUnavailable
 from . import about, config, engine, late, progress
-from .rows import human_bytes, printable
+from .rows import escaped, human_bytes, printable
 from .tags import WHOLE
 from .traced import traced
 from .waits import milliseconds, patiently, refuse_within_save
@@ -27,7 +26,7 @@ def _sizes(report: dict[str, Any]) -> dict[str, int]:
 
 
 def _escaped(text: str) -> str:
-    return html.escape(printable(text))
+    return escaped(printable(text))
 
 
 class Version:
@@ -53,7 +52,7 @@ class Version:
         try:
             state, report = self._state(), self._report()
         except NebulaError:
-            return html.escape(repr(self))
+            return escaped(repr(self))
         error = report.get("error")
         lines = [f"<b>{_escaped(self._tag)}</b>, {state}" + (f": {_escaped(error)}" if error else "")]
         lines += [f"{_escaped(name)}: {human_bytes(size)}" for name, size in _sizes(report).items()]

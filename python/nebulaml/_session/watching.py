@@ -49,6 +49,10 @@ class Watcher(threading.Thread):
         finally:
             self.listens = False
 
+    def stop(self) -> None:
+        """Ends the reports and the thread. Lightning's tests look for a method of this name at each daemon thread that is left."""
+        end(self)
+
     def say(self, kind: int, tag: str, size: int, seconds: float, text: str) -> None:
         if kind == _nebula.EVENT_DURABLE:
             took = f", written in {seconds:.2f} s" if seconds else ""

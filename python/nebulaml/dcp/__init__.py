@@ -14,6 +14,7 @@ import ctypes
 import dataclasses
 import inspect
 import logging
+import multiprocessing
 import os
 import pickle
 import secrets
@@ -224,6 +225,11 @@ class NebulaStorageWriter(StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if self.checkpoint_id is None:
             raise NebulaConfigError("NebulaStorageWriter has no path: give one, or a checkpoint_id to the save")
+        if _is_helper():
+            raise NebulaConfigError(
+                "AsyncCheckpointerType.PROCESS saves in a process of its own, which cannot be a rank of the job beside its trainer: leave "
+                "async_checkpointer_type out, because Nebula's agent writes outside of the trainer in any case"
+            )
         persist, self._save.tag = split(self.checkpoint_id)
         check_name(self._save.tag)
         self._save.session = session_for(persist)
@@ -288,6 +294,12 @@ class NebulaStorageWriter(StorageWriter):
         metadata.storage_meta = self.storage_meta()
         self._require(self._put_metadata(metadata))
         self._require(self._save.checkpoint.commit())
+
+
+def _is_helper() -> bool:
+    """Returns whether this process is one in which torch saves for a trainer."""
+    target = getattr(multiprocessing.current_process(), "_target", None)
+    return getattr(target, "__module__", None) == "torch.distributed.checkpoint._async_process_executor"
 
 
 def _file_of(plan: SavePlan) -> str:

@@ -231,7 +231,7 @@ class NebulaCheckpointIO:
         """
         import torch
 
-        from ..tensors import loading
+        from ..tensors import values
 
         if map_location is None:
             map_location = lambda storage, location: storage  # noqa: E731
@@ -250,7 +250,7 @@ class NebulaCheckpointIO:
                 checkpoint, name = found
                 ours = dict(given)
                 if weights_only is None:
-                    ours["weights_only"] = not loading.torch_switch("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+                    ours["weights_only"] = not values.torch_switch("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
                 return checkpoint.load(name, **ours)
         except NebulaError as failure:
             if not os.path.exists(target):

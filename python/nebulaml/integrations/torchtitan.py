@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -96,8 +98,11 @@ class NebulaCheckpointManager(CheckpointManager):  # type: ignore[misc]
         """torchtitan calls this before the optimizer's step. The device waits for its copies; the host does not."""
         device.gate()
 
-    def _close(self) -> None:
-        """torchtitan calls this at the end of training. Waits until all checkpoints are durable."""
+    def _close(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """torchtitan calls this at the end of training. Waits until all checkpoints are durable.
+
+        A manager that was not closed calls it when the interpreter ends: Nebula has waited for the copies then, and the agent does the rest.
+        """
         super()._close()
-        if hasattr(self, "_nebula"):
+        if hasattr(self, "_nebula") and not is_finalizing():
             self._nebula.flush_persistence()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import fnmatch
 import logging
+import operator
 import pickle
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from .._session import config
+from .._session import config, late
 from ..errors import NebulaConfigError, NebulaError
-from ..tensors import loading, named_states, names, unpickling
+from ..tensors import named_states, names
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["check_keys", "check_restorable", "load", "plan", "selector", "state_of", "without_a_match"]
 
@@ -25,6 +28,12 @@ _SHAPED_AS_PARAMETER = frozenset((
     "acc_delta", "ax", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq",
     "momentum_buffer", "prev", "square_avg", "step_size", "sum",
 ))  # fmt: skip
+
+
+def _is_torchs(item: Any, kind: str) -> bool:
+    """Returns whether an item is a "nn.Module", for example. Without torch there is none."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(item, operator.attrgetter(kind)(torch))
 
 
 def _bare(item: Any) -> Any:
@@ -41,7 +50,7 @@ def state_of(item: Any) -> Any:
     """Returns the value to save of an item: its state_dict(), if it has one."""
     item = _bare(item)
     state = item.state_dict() if callable(getattr(item, "state_dict", None)) else item
-    return names.plain_keys(state) if isinstance(item, torch.nn.Module) else state
+    return names.plain_keys(state) if _is_torchs(item, "nn.Module") else state
 
 
 def check_keys(keys: Sequence[str] | str | None, names: Sequence[str]) -> list[str] | None:
@@ -83,7 +92,7 @@ def without_a_match(patterns: list[str] | None, matched: set[str]) -> list[str]:
 
 def check_restorable(name: str, taken: Any) -> None:
     """Raises NebulaConfigError for an item that restore() would refuse without weights_only=False."""
-    needed = [] if taken.is_plain or taken.whole else unpickling.refused(taken.pickle)
+    needed = [] if taken.is_plain or taken.whole else late.unpickling.refused(taken.pickle)
     if needed:
         raise NebulaConfigError(
             f"item {name!r} needs {', '.join(needed)}, which restore() of this manager refuses: save plain values, allow them by "
@@ -98,7 +107,7 @@ def _refusal(checkpoint: Any, file: str, failure: Exception) -> NebulaConfigErro
 def load(checkpoint: Any, file: str, weights_only: bool) -> Any:
     """Loads the object of a file, with tensors in memory of their own, so that none keeps the file mapped."""
     try:
-        return loading.load_own(checkpoint._map(file, lazily=True), file, weights_only)
+        return late.loading.load_own(checkpoint._map(file, lazily=True), file, weights_only)
     except pickle.UnpicklingError as failure:
         raise _refusal(checkpoint, file, failure) from failure
 
@@ -109,29 +118,29 @@ def plan(
     """Checks that a file fits its target, and returns a function that restores in place. That returns a sentence for each part left out."""
     target = _bare(target)
     part = None if select is True else select
-    if not isinstance(target, torch.nn.Module) and callable(getattr(target, "load_state_dict", None)):
+    if not _is_torchs(target, "nn.Module") and callable(getattr(target, "load_state_dict", None)):
         if part is not None:
             raise NebulaConfigError(f"{file}: a {type(target).__name__} can only be restored as a whole")
         return _plan_stateful(checkpoint, file, target, strict, weights_only)
-    if not isinstance(target, (torch.nn.Module, torch.Tensor, dict, list)):
+    if not (isinstance(target, (dict, list)) or _is_torchs(target, "nn.Module") or _is_torchs(target, "Tensor")):
         raise NebulaConfigError(
             f"{file}: nothing can be restored into a {type(target).__name__}: give a module, an optimizer, something else with "
             "load_state_dict, a tensor, a dict or a list; what was saved as 'extra' is in the result"
         )
     assert part is not False
     try:
-        return loading.plan_part(checkpoint._map(file, lazily=True), target, file, weights_only, part, strict)
+        return late.loading.plan_part(checkpoint._map(file, lazily=True), target, file, weights_only, part, strict)
     except pickle.UnpicklingError as failure:
         raise _refusal(checkpoint, file, failure) from failure
 
 
 def _plan_stateful(checkpoint: Any, file: str, target: Any, strict: bool, weights_only: bool) -> Callable[[], list[str]]:
-    fill = _plan_refill(checkpoint, file, target, weights_only) if isinstance(target, torch.optim.Optimizer) else None
+    fill = _plan_refill(checkpoint, file, target, weights_only) if _is_torchs(target, "optim.Optimizer") else None
     if fill is not None:
         return fill
     saved = load(checkpoint, file, weights_only)
     problems: list[str] = []
-    if isinstance(target, torch.optim.Optimizer):
+    if _is_torchs(target, "optim.Optimizer"):
         saved, problems = named_states.in_order_of(saved, target.state_dict(), file)
         problems = problems or _misfits(target, saved, file)
     if problems and strict:
@@ -171,8 +180,8 @@ def _misfits(optimizer: torch.optim.Optimizer, saved: Any, file: str) -> list[st
         now, state = optimizer.state.get(parameter, {}), saved["state"].get(index)
         for key, value in state.items() if isinstance(state, dict) else ():
             present = now.get(key)
-            is_alike = present.shape == parameter.shape if isinstance(present, torch.Tensor) else is_torchs and key in _SHAPED_AS_PARAMETER
-            if is_alike and isinstance(value, torch.Tensor) and value.shape != parameter.shape:
+            is_alike = present.shape == parameter.shape if _is_torchs(present, "Tensor") else is_torchs and key in _SHAPED_AS_PARAMETER
+            if is_alike and _is_torchs(value, "Tensor") and value.shape != parameter.shape:
                 problems.append(
                     f"{file}['state'][{index}][{key!r}]: shape {tuple(parameter.shape)} expected, the checkpoint has {tuple(value.shape)}"
                 )
@@ -186,7 +195,7 @@ def _plan_refill(checkpoint: Any, file: str, optimizer: torch.optim.Optimizer, w
         return None
     into = {"state": current["state"], "param_groups": [dict(group) for group in current["param_groups"]]}
     try:
-        fill = loading.plan_part(checkpoint._map(file, lazily=True), into, file, weights_only)
+        fill = late.loading.plan_part(checkpoint._map(file, lazily=True), into, file, weights_only)
     except pickle.UnpicklingError as failure:
         raise _refusal(checkpoint, file, failure) from failure
     except NebulaConfigError:

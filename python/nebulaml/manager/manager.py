@@ -165,12 +165,14 @@ class Manager:
         """Makes memory for the first save, in the background. Call it before training, when model and optimizer exist.
 
         Without it the memory of the first two saves is made while they are copied. For an optimizer of torch it counts the state that
-        its first step will make. It saves and changes nothing.
+        its first step will make. It saves and changes nothing. Without torch it does nothing.
         """
+        _check_names(items)
+        if not late.has_torch():
+            return
         from ..tensors import loading, preparing  # noqa: F401 - loading: restore() needs it soon
         from . import items as kinds
 
-        _check_names(items)
         place = self._engine.place()
         for name, item in items.items():
             if place.rank == 0 or name not in self._replicated:
@@ -340,7 +342,7 @@ class Manager:
         saves of the targets, as ``prepare`` does.
         """
         restored = self._restore(targets, step, strict, keys)
-        if keys is None:
+        if keys is None and late.has_torch():
             rank = self._engine.place().rank
             late.foresight.expect(self._engine, [each for name, each in targets.items() if rank == 0 or name not in self._replicated])
         return restored
@@ -642,7 +644,7 @@ def _patterns(items: Any) -> dict[str, Any]:
     for name in items or ():
         if not isinstance(name, str) or not name or set(name) & set("*?["):
             raise NebulaConfigError(f"keep_items: {name!r:.200} is not the name of an item")
-    return {f"{name}.*pt": count for name, count in (items or {}).items()}
+    return {f"{name}.*": count for name, count in (items or {}).items()}
 
 
 def _tag(step: int) -> str:

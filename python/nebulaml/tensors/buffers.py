@@ -1,4 +1,4 @@
-"""The parts of a file of bytes, for programs that have not imported torch."""
+"""The parts of a file, for programs that have not imported torch."""
 
 from __future__ import annotations
 
@@ -6,17 +6,28 @@ import ctypes
 import struct
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _nebula
 from ..errors import NebulaConfigError
 
-__all__ = ["Copies", "append", "is_buffer", "listed", "ranges"]
+__all__ = ["Capture", "Copies", "append", "is_buffer", "listed", "ranges"]
 
 PIECE_BYTES = 8 << 20  # that are copied at once
 _PIECE = struct.Struct("=QQQ")  # to, from, bytes
 _MOST = (1 << 64) - 1
 _SAVE_OBJECTS = "save it with Checkpoint.save()"
+
+
+class Capture(NamedTuple):
+    """``storages[k]`` is (address, size in bytes, owner) of the storage with key k."""
+
+    pickle: bytes | memoryview
+    storages: _nebula.Ranges
+    whole: bool = False  # `pickle` is a finished file instead
+    filler: Any = None  # a device.Filler, which copies the storages whose address is None
+    unprotectable: bytes | None = None
+    is_plain: bool = False  # tensors and plain values alone
 
 
 def ranges(parts: Any, name: str) -> _nebula.Ranges:

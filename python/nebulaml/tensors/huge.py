@@ -6,8 +6,6 @@ child processes never see it.
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -42,19 +40,21 @@ def _switch_on(torch: Any) -> None:
         os.unsetenv(SWITCH)
 
 
-class _BehindTorch(importlib.abc.MetaPathFinder):
+class _BehindTorch:
     """Turns the switch on as soon as torch is imported, once."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
+        others = (finder.find_spec(fullname, path, target) for finder in list(sys.meta_path) if finder is not self)
+        spec = next((spec for spec in others if spec is not None), None)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             execute(module)
             _switch_on(module)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from .. import _nebula
 from .._session import config
 from ..errors import NebulaConfigError, NebulaError
-from . import dense, device, named_states, names, unpickling, uploading
+from . import containers, dense, device, names, unpickling, uploading, values
 
 __all__ = ["load", "load_into", "load_own", "load_tensors", "plan_part"]
 
@@ -38,7 +37,7 @@ def load(
     weights_only: None means False, or True with NEBULA_WEIGHTS_ONLY=1. TORCH_FORCE_WEIGHTS_ONLY_LOAD overrides both.
     storage: the storage of the map, for callers that need its address. own_bytes: storages up to that size get memory of their own.
     """
-    weights_only = _is_weights_only(weights_only)
+    weights_only = values.is_weights_only(weights_only)
     if not _is_zip(mapped):
         try:
             return torch.load(unpickling.MapFile(mapped), map_location=map_location, weights_only=weights_only)
@@ -61,22 +60,6 @@ def load_tensors(mapped: _nebula.Map, name: str) -> Any:
             return unpickling.read_tensors(mapped, _storage_of(mapped))
         except unpickling.NotPlain:
             raise failure from None
-
-
-def torch_switch(variable: str) -> bool:
-    """Returns True if a switch of torch.load is set; torch reads it in the same way."""
-    return os.environ.get(variable, "0").lower() in ("1", "y", "yes", "true")
-
-
-def _is_weights_only(asked: bool | None) -> bool:
-    if torch_switch("TORCH_FORCE_WEIGHTS_ONLY_LOAD"):
-        return True
-    if asked is not None:
-        return asked
-    text = os.environ.get("NEBULA_WEIGHTS_ONLY", "")
-    if text not in ("", "0", "1"):  # "true", taken for no, would run code of the file
-        raise NebulaConfigError(f"NEBULA_WEIGHTS_ONLY={text!r} is neither 0 nor 1")
-    return text == "1"
 
 
 def _is_zip(mapped: _nebula.Map) -> bool:
@@ -173,7 +156,7 @@ class _Lazy:
     """A file whose bytes may still be in storage, and its object. Its tensors have no values before they are fetched."""
 
     def __init__(self, mapped: _nebula.Map, name: str, weights_only: bool | None) -> None:
-        weights_only = _is_weights_only(weights_only)
+        weights_only = values.is_weights_only(weights_only)
         self._mapped = mapped
         mapped.fetch_headers()
         self.storage = _storage_of(mapped)
@@ -251,51 +234,14 @@ def _is_lazy(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and torch.nn.parameter.is_lazy(value)
 
 
-class _Plan:
-    """All copies that load_into will do, collected first so that it can refuse before it changes anything."""
+class _Plan(containers.Plan):
+    """All copies that load_into will do."""
+
+    is_tensor = staticmethod(lambda value: isinstance(value, torch.Tensor))
 
     def __init__(self) -> None:
-        self.problems: list[str] = []
+        super().__init__()
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.values: list[tuple[Any, Any, Any]] = []
-        self._seen: set[tuple[int, int]] = set()  # pairs of containers, which may contain themselves
-
-    def container(self, source: Any, target: Any, path: str) -> None:
-        if (id(source), id(target)) in self._seen:
-            return
-        self._seen.add((id(source), id(target)))
-        if isinstance(target, dict) and isinstance(source, dict):
-            source, problems = named_states.in_order_of(source, target, path)
-            self.problems += problems
-            for key in (key for key in target if key not in source):
-                self.problems.append(f"{path}[{key!r}] is missing in the checkpoint")
-            for key in (key for key in source if key not in target):
-                self.problems.append(f"{path}[{key!r}] is in the checkpoint only")
-            for key in target:
-                if key in source:
-                    self.item(source[key], target, key, path)
-        elif isinstance(target, (list, tuple)) and isinstance(source, (list, tuple)):
-            if len(source) != len(target):
-                self.problems.append(f"{path}: {len(target)} elements expected, the checkpoint has {len(source)}")
-                return
-            for index in range(len(target)):
-                self.item(source[index], target, index, path)
-        else:
-            expected, found = type(target).__name__, type(source).__name__
-            self.problems.append(f"{path}: {expected} expected, the checkpoint has {found}")
-
-    def item(self, source: Any, target: Any, key: Any, path: str) -> None:
-        old, path = target[key], f"{path}[{key!r}]"
-        if isinstance(old, torch.Tensor):
-            self.tensor(source, old, path)
-        elif isinstance(old, (dict, list, tuple)):
-            self.container(source, old, path)
-        elif isinstance(source, torch.Tensor):
-            self.problems.append(f"{path}: {type(old).__name__} expected, the checkpoint has a tensor")
-        elif not isinstance(target, tuple):
-            self.values.append((target, key, source))
-        elif not _equal(old, source):
-            self.problems.append(f"{path}: {old!r} in a tuple cannot be replaced by {source!r}")
 
     def tensor(self, source: Any, target: torch.Tensor, path: str) -> None:
         if not isinstance(source, torch.Tensor):
@@ -403,10 +349,3 @@ def _is_raw_bytes(tensor: torch.Tensor) -> bool:
         and tensor.is_contiguous()
         and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     )
-
-
-def _equal(first: Any, second: Any) -> bool:
-    try:
-        return bool(first == second)
-    except Exception as failure:
-        raise NebulaError(f"cannot compare {type(first).__name__} values: {failure}") from failure

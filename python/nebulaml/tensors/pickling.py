@@ -12,13 +12,14 @@ import logging
 import types
 import warnings
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from .. import _nebula
 from ..errors import NebulaConfigError, NebulaError, NebulaPicklingError
 from . import buffers, dense, device
+from .buffers import Capture
 
 __all__ = ["Capture", "capture", "file_parts", "outline", "ranges", "unprotectable"]
 
@@ -39,17 +40,6 @@ _OWN = (torch.Tensor, torch.nn.Parameter, collections.OrderedDict)  # pickled he
 _REDUCTIONS = tuple(kind.__reduce_ex__ for kind in _OWN)
 
 _SIMPLE = (str, bytes, int, float, bool, type(None))
-
-
-class Capture(NamedTuple):
-    """``storages[k]`` is (address, size in bytes, owner) of the storage with key k."""
-
-    pickle: bytes | memoryview
-    storages: _nebula.Ranges
-    whole: bool = False  # `pickle` is a finished file instead
-    filler: device.Filler | None = None  # copies the storages whose address is None
-    unprotectable: bytes | None = None
-    is_plain: bool = False  # tensors and plain values alone
 
 
 def _describer() -> Any:

@@ -289,45 +289,6 @@ class _ValueUnpickler(_SafeUnpickler):
             raise NotPlain(str(failure)) from failure
 
 
-class _NameReader(pickle.Unpickler):
-    """Collects the names that a pickle needs. It looks none of them up."""
-
-    def __init__(self, content: bytes | memoryview) -> None:
-        super().__init__(io.BytesIO(content), encoding="utf-8")
-        self.names: set[tuple[str, str]] = set()
-
-    def find_class(self, module: str, name: str) -> Any:
-        self.names.add((module, name))
-        return _Unknown
-
-    def persistent_load(self, saved: Any) -> Any:
-        return _Unknown()
-
-
-class _Unknown:
-    """Stands for an object whose class is not looked up."""
-
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        pass
-
-    def __new__(cls, *arguments: Any, **keywords: Any) -> _Unknown:
-        return super().__new__(cls)
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> _Unknown:
-        return self
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        pass
-
-    def append(self, value: Any) -> None:
-        pass
-
-    extend = add = append
-
-
 _TENSOR = object()  # stands for the class torch.Tensor
 
 
@@ -336,7 +297,7 @@ def _rebuild_data(data: Any, *_: Any) -> Any:
 
 
 def _rebuild_typed(function: Any, kind: Any, arguments: tuple[Any, ...], *_: Any) -> Any:
-    return function(*arguments) if kind is _TENSOR and isinstance(function, _Rebuild) else _Unknown()
+    return function(*arguments) if kind is _TENSOR and isinstance(function, _Rebuild) else values.Unknown()
 
 
 class _TensorUnpickler(_PlainUnpickler):
@@ -354,7 +315,7 @@ class _TensorUnpickler(_PlainUnpickler):
         try:
             return super().find(module, name)
         except NotPlain:
-            return _Unknown
+            return values.Unknown
 
 
 _rest_lock = threading.RLock()  # guards the next two; an RLock, because a signal handler may load while its thread holds it
@@ -498,7 +459,7 @@ def read_weights(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedS
 
 def refused(content: bytes | memoryview) -> list[str]:
     """Returns the names in a pickle for which neither read_plain() nor torch's unpickler for untrusted files would load it."""
-    reader = _NameReader(content)
+    reader = values.NameReader(content)
     try:
         reader.load()
         unpickler = torch._weights_only_unpickler

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import collections
 import datetime
+import io
 import math
+import os
 import pathlib
 import pickle
 import re
@@ -16,9 +18,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from ..errors import NebulaConfigError
 
-__all__ = ["find", "resolved"]
+__all__ = ["NameReader", "Unknown", "find", "is_weights_only", "resolved", "torch_switch"]
 
 _BUILTINS = {
     kind.__name__: kind for kind in (set, frozenset, list, dict, tuple, int, float, str, bool, complex, bytes, bytearray, range, slice)
@@ -160,7 +162,7 @@ def find(module: str, name: str) -> Any:
     if (module, name) == ("_codecs", "encode"):
         return _Call(_encoded)
     if (module, name) == ("torch", "device"):
-        return _Call(torch.device)
+        return _Call(sys.modules["torch"].device) if "torch" in sys.modules else None
     return _find_numpy(module, name) if module.partition(".")[0] == "numpy" else None
 
 
@@ -202,3 +204,59 @@ def _of(stand_in: Any) -> Any:
     if isinstance(stand_in, _Dtype):
         return stand_in.made()
     return stand_in.kind if isinstance(stand_in, _Builtin) else _refuse("a function")
+
+
+def torch_switch(variable: str) -> bool:
+    """Returns True if a switch of torch.load is set; torch reads it in the same way."""
+    return os.environ.get(variable, "0").lower() in ("1", "y", "yes", "true")
+
+
+def is_weights_only(asked: bool | None) -> bool:
+    """Returns whether a load may run no code of its file. asked: the argument of the call."""
+    if torch_switch("TORCH_FORCE_WEIGHTS_ONLY_LOAD"):
+        return True
+    if asked is not None:
+        return asked
+    text = os.environ.get("NEBULA_WEIGHTS_ONLY", "")
+    if text not in ("", "0", "1"):  # "true", taken for no, would run code of the file
+        raise NebulaConfigError(f"NEBULA_WEIGHTS_ONLY={text!r} is neither 0 nor 1")
+    return text == "1"
+
+
+class NameReader(pickle.Unpickler):
+    """Collects the names that a pickle needs. It looks none of them up."""
+
+    def __init__(self, content: bytes | memoryview) -> None:
+        super().__init__(io.BytesIO(content), encoding="utf-8")
+        self.names: set[tuple[str, str]] = set()
+
+    def find_class(self, module: str, name: str) -> Any:
+        self.names.add((module, name))
+        return Unknown
+
+    def persistent_load(self, saved: Any) -> Any:
+        return Unknown()
+
+
+class Unknown:
+    """Stands for an object whose class is not looked up."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        pass
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Unknown:
+        return super().__new__(cls)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Unknown:
+        return self
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def append(self, value: Any) -> None:
+        pass
+
+    extend = add = append
