@@ -60,6 +60,17 @@ def test_a_program_in_cpp_finds_the_library_by_pkg_config_and_survives_sigkill(p
     assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
 
 
+def test_cpp_programs_save_and_load_by_containers_and_get_failures_as_exceptions(prefix, environment, tmp_path):
+    warnings = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wpedantic", "-Werror"]
+    flags = flags_of(prefix, environment, "--cflags", "--libs")
+    subprocess.run(["c++", "-std=c++17", *warnings, ROOT / "tests/integration/header.cpp", *flags, "-o", tmp_path / "header"], check=True)
+    ran = subprocess.run([tmp_path / "header", tmp_path / "store"], env=environment, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran
+    assert ran.stdout.splitlines() == [
+        "step1 2 12 66", "1 11", "any bytes", "1", 'invalid tensor "line" has another type in the checkpoint', "not_found",
+    ]
+
+
 def flags_of(prefix, environment, *which):
     command = ["pkg-config", f"--define-variable=prefix={prefix}", *which, "nebula"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
