@@ -27,6 +27,7 @@ module nebula
     NEBULA_INTERNAL = 41, NEBULA_INVALID = 50
   integer, parameter, public :: NEBULA_STATE_CAPTURED = 1, NEBULA_STATE_COMMITTED = 2, NEBULA_STATE_REPLICATED = 3, &
     NEBULA_STATE_DURABLE = 4
+  integer, parameter, public :: NEBULA_REPORT_VERSIONS = 0, NEBULA_REPORT_STATUS = 1, NEBULA_REPORT_HISTORY = 2
   integer, parameter, public :: NEBULA_FILES_OPEN = -1, NEBULA_FILES_ALL_RANKS = -2
   public :: nebula_session, nebula_checkpoint, nebula_last_message
 
@@ -68,6 +69,7 @@ module nebula
     procedure :: latest => session_latest
     procedure :: find => session_find
     procedure :: flush => session_flush
+    procedure :: report => session_report
     procedure :: close => session_close
   end type
 
@@ -79,6 +81,7 @@ module nebula
     procedure :: tag => checkpoint_tag
     procedure :: save => checkpoint_save
     procedure :: commit => checkpoint_commit
+    procedure :: fail => checkpoint_fail
     procedure :: wait => checkpoint_wait
     procedure :: free => checkpoint_free
     procedure, private :: add_i32, add_i64, add_f32, add_f64, add_c64, add_c128
@@ -146,6 +149,23 @@ module nebula
       type(c_ptr), value :: checkpoint
       type(c_error), intent(out) :: error
     end function
+    integer(c_int) function c_fail(checkpoint, reason, error) bind(c, name='nebula_checkpoint_fail')
+      import :: c_int, c_ptr, c_error, c_char
+      type(c_ptr), value :: checkpoint
+      character(kind=c_char), intent(in) :: reason(*)
+      type(c_error), intent(out) :: error
+    end function
+    integer(c_int) function c_report(session, which, path, text, error) bind(c, name='nebula_session_report')
+      import :: c_int, c_ptr, c_error
+      type(c_ptr), value :: session, path
+      integer(c_int), value :: which
+      type(c_ptr), intent(out) :: text
+      type(c_error), intent(out) :: error
+    end function
+    subroutine c_text_free(text) bind(c, name='nebula_text_free')
+      import :: c_ptr
+      type(c_ptr), value :: text
+    end subroutine
     integer(c_int) function c_wait(checkpoint, state, timeout_ms, error) bind(c, name='nebula_checkpoint_wait')
       import :: c_int, c_int64_t, c_ptr, c_error
       type(c_ptr), value :: checkpoint
@@ -306,14 +326,40 @@ contains
     call finish(c_session_flush(self%handle, c_null_ptr, limit, error), error, status)
   end subroutine
 
+  ! JSON. which: without it NEBULA_REPORT_VERSIONS, the checkpoints in memory and in storage.
+  subroutine session_report(self, text, which, status)
+    class(nebula_session), intent(in) :: self
+    character(len=:), allocatable, intent(out) :: text
+    integer, intent(in), optional :: which
+    integer, intent(out), optional :: status
+    integer(c_int) :: wanted, found
+    type(c_ptr) :: letters
+    type(c_error) :: error
+
+    wanted = NEBULA_REPORT_VERSIONS
+    if (present(which)) wanted = int(which, c_int)
+    found = c_report(self%handle, wanted, c_null_ptr, letters, error)
+    text = ''
+    if (found == NEBULA_OK) then
+      text = text_of(letters)
+      call c_text_free(letters)
+    end if
+    call finish(found, error, status)
+  end subroutine
+
   function checkpoint_tag(self) result(text)
     class(nebula_checkpoint), intent(in) :: self
     character(len=:), allocatable :: text
+
+    text = text_of(c_tag(self%handle))
+  end function
+
+  function text_of(found) result(text)
+    type(c_ptr), intent(in) :: found
+    character(len=:), allocatable :: text
     character(kind=c_char), pointer :: letters(:)
-    type(c_ptr) :: found
     integer :: i
 
-    found = c_tag(self%handle)
     call c_f_pointer(found, letters, [c_strlen(found)])
     allocate (character(len=size(letters)) :: text)
     do i = 1, size(letters)
@@ -349,6 +395,16 @@ contains
     type(c_error) :: error
 
     call finish(c_commit(self%handle, error), error, status)
+  end subroutine
+
+  ! Gives this checkpoint up; earlier complete ones stay.
+  subroutine checkpoint_fail(self, reason, status)
+    class(nebula_checkpoint), intent(in) :: self
+    character(len=*), intent(in) :: reason
+    integer, intent(out), optional :: status
+    type(c_error) :: error
+
+    call finish(c_fail(self%handle, reason // c_null_char, error), error, status)
   end subroutine
 
   ! state: without it NEBULA_STATE_DURABLE. timeout_ms: without it there is no limit.
