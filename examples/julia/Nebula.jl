@@ -28,10 +28,10 @@ end
 mutable struct Session
     handle::Ptr{Cvoid}
     function Session(path::AbstractString)
-        options, handle, text = zeros(UInt8, OPTIONS_BYTES), Ref(C_NULL), Base.cconvert(Cstring, String(path))
+        options, handle, text = zeros(UInt8, OPTIONS_BYTES), Ref(C_NULL), String(path)
         ccall((:nebula_options_init, LIBRARY), Cvoid, (Ptr{UInt8},), options)
         GC.@preserve options text begin
-            unsafe_store!(Ptr{Ptr{UInt8}}(pointer(options, 1 + PATH_AT)), Ptr{UInt8}(Base.unsafe_convert(Cstring, text)))
+            unsafe_store!(Ptr{Ptr{UInt8}}(pointer(options, 1 + PATH_AT)), pointer(text))
             check(error -> ccall((:nebula_session_open, LIBRARY), Cint, (Ptr{UInt8}, Ptr{Ptr{Cvoid}}, Ptr{UInt8}), options, handle, error))
         end
         new(handle[])
@@ -81,11 +81,11 @@ flush_all(session::Session, timeout_ms::Integer = -1) = check(error -> ccall((:n
 # reverse order, because Julia's first index runs fastest.
 function save(checkpoint::Checkpoint, file::AbstractString, arrays::Pair{String,<:Array}...)
     tensors = zeros(UInt8, TENSOR_BYTES * length(arrays))
-    names = [Base.cconvert(Cstring, name) for (name, _) in arrays]
+    names = String[name for (name, _) in arrays]
     GC.@preserve tensors names arrays begin
         for (i, (_, array)) in enumerate(arrays)
             at = pointer(tensors) + TENSOR_BYTES * (i - 1)
-            unsafe_store!(Ptr{Ptr{UInt8}}(at), Ptr{UInt8}(Base.unsafe_convert(Cstring, names[i])))
+            unsafe_store!(Ptr{Ptr{UInt8}}(at), pointer(names[i]))
             unsafe_store!(Ptr{Cint}(at + 8), Cint(DTYPES[eltype(array)]))
             unsafe_store!(Ptr{UInt32}(at + 12), UInt32(ndims(array)))
             for (k, count) in enumerate(reverse(size(array)))
