@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,10 +76,43 @@ class Places:
             "scratch_versions = 2\nmax_versions = 2\n"
         )
 
+    def start_background(self) -> None:
+        """Starts VELOC's background process, and again if it hangs: a rank that starts it itself would wait for it without end."""
+        for _ in range(5):
+            try:
+                command = [PEERS / "bin/veloc-backend", self.environment["VELOC_CONFIG"], "--disable-ec"]
+                subprocess.run(command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=10, check=True)
+                return
+            except subprocess.TimeoutExpired:
+                self.end_background()
+        raise RuntimeError("VELOC's background process does not start")
+
+    def end_background(self) -> None:
+        """Ends VELOC's background process, which stays when the job has ended, and removes its socket."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + 5
+            while (running := self.background()) and time.monotonic() < deadline:
+                for process in running:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, number)
+                time.sleep(0.1)
+        for left in Path("/dev/shm").glob(f"veloc-*-{os.getuid()}*"):
+            left.unlink(missing_ok=True)
+
+    def background(self) -> list[int]:
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if self.environment["VELOC_CONFIG"].encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+        return found
+
     def run(self, edge: int, steps: int, every: int, waits: bool = False, crash_at: int = 0, ranks: int = 0) -> dict[str, Any]:
+        if self.engine == "veloc":
+            self.start_background()
         environment = self.environment | ({"SCR_FLUSH_ASYNC": "0"} if waits else {})
         command = ["mpirun", "--oversubscribe", "-n", ranks or self.ranks, self.program, self.storage, edge, steps, every, int(waits), crash_at]
-        ran = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True, timeout=600)
+        ran = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True, timeout=300)
         found = [line for line in ran.stdout.splitlines() if line.startswith("{")]
         if bool(found) == bool(crash_at):
             raise RuntimeError(f"{self.program.name}: {ran.stderr[-2000:]}")
@@ -86,10 +120,7 @@ class Places:
 
     def close(self) -> None:
         subprocess.run([NEBULA, "stop", "--now", "--yes"], env=self.environment, capture_output=True)
-        for entry in Path("/proc").glob("[0-9]*"):  # VELOC's background process of this job stays, and has no command to end it
-            with contextlib.suppress(OSError):
-                if self.environment["VELOC_CONFIG"].encode() in (entry / "cmdline").read_bytes():
-                    os.kill(int(entry.name), signal.SIGTERM)
+        self.end_background()
         for place in (self.storage, self.memory, Path(self.environment["NEBULA_RUNTIME_DIR"])):
             shutil.rmtree(place, ignore_errors=True)
 
@@ -129,9 +160,9 @@ def resumes(base: Path, name: str, program: Path, chosen: argparse.Namespace, wa
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.mpi", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--edge", type=int, default=160, help="cells of each edge of the grid")
+    parser.add_argument("--edge", type=int, default=144, help="cells of each edge of the grid")
     parser.add_argument("--every", type=int, default=20, help="steps from save to save")
-    parser.add_argument("--saves", type=int, default=9)
+    parser.add_argument("--saves", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="nebula-bench-", dir=os.environ.get("BENCH_DIR")))
