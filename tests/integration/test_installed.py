@@ -117,17 +117,19 @@ def test_arrays_of_fortran_come_back_and_are_torchs_in_reverse_order(prefix, env
 
 
 def test_a_project_of_cmake_finds_the_package(prefix, environment, tmp_path):
-    needs("cmake")
-    source = ROOT / "examples/walk/walk.cpp"
+    needs("cmake"), needs("gfortran")
+    source, other = ROOT / "examples/walk/walk.cpp", ROOT / "examples/fortran/walk.f90"
     (tmp_path / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.16)\nproject(walk CXX)\nset(CMAKE_CXX_STANDARD 17)\nfind_package(nebula 0.2 REQUIRED)\n"
+        "cmake_minimum_required(VERSION 3.16)\nproject(walk CXX Fortran)\nset(CMAKE_CXX_STANDARD 17)\nfind_package(nebula 0.2 REQUIRED)\n"
         f"add_executable(walk {source})\ntarget_link_libraries(walk nebula::nebula)\n"
+        f"add_executable(fwalk {other} ${{nebula_FORTRAN}})\ntarget_link_libraries(fwalk nebula::nebula)\n"
     )
     build = tmp_path / "build"
     subprocess.run(["cmake", "-S", tmp_path, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}"], check=True, capture_output=True)
     subprocess.run(["cmake", "--build", build], check=True, capture_output=True)
-    ran = subprocess.run([build / "walk", tmp_path / "store"], env=environment, capture_output=True, text=True, timeout=60)
-    assert ran.stdout.startswith("starting from step 0\nstep 400 "), ran
+    for program in ("walk", "fwalk"):
+        ran = subprocess.run([build / program, tmp_path / f"store-{program}"], env=environment, capture_output=True, text=True, timeout=60)
+        assert ran.stdout.startswith("starting from step 0\nstep 400 "), ran
 
 
 def built_with_mpi(source, prefix, environment, program):
