@@ -132,11 +132,17 @@ def test_a_project_of_cmake_finds_the_package(prefix, environment, tmp_path):
         assert ran.stdout.startswith("starting from step 0\nstep 400 "), ran
 
 
+WARNINGS = ["-O2", "-Wall", "-Wextra", "-Werror"]
+
+
 def built_with_mpi(source, prefix, environment, program):
     needs("mpicc"), needs("mpirun")
     flags = flags_of(prefix, environment, "--cflags", "--libs")
-    subprocess.run(["mpicc", "-std=gnu17", "-O2", "-Wall", "-Wextra", "-Werror", source, *flags, "-o", program], check=True)
+    subprocess.run(["mpicc", "-std=gnu17", *WARNINGS, source, *flags, "-o", program], check=True)
+    return started_by_mpirun(program, environment)
 
+
+def started_by_mpirun(program, environment):
     def run(ranks, *arguments):
         mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks), program]
         return subprocess.run([*mpirun, *arguments], env=environment, capture_output=True, text=True, timeout=120)
@@ -173,6 +179,21 @@ def test_blocks_of_rows_are_loaded_as_columns_by_another_number_of_ranks(prefix,
     subprocess.run(["nebula", "stop", "--now", "--yes"], env=environment, capture_output=True, timeout=60)
     status, _, message = says(2, "load")
     assert status in ("not_found", "corrupt") and "matrix.5" in message
+
+
+def test_blocks_of_a_fortran_program_are_loaded_by_another_number_of_ranks(prefix, environment, tmp_path):
+    needs("mpifort"), needs("mpirun")
+    include, program = prefix / "include", tmp_path / "blocks"
+    shim = tmp_path / "shim.o"
+    subprocess.run(["mpicc", "-std=gnu17", *WARNINGS, f"-I{include}", "-c", include / "nebula_mpi_fortran.c", "-o", shim], check=True)
+    sources = [include / "nebula.f90", include / "nebula_mpi.f90", ROOT / "tests/integration/blocks.f90"]
+    flags = flags_of(prefix, environment, "--libs")
+    subprocess.run(["mpifort", "-std=f2018", *WARNINGS, "-J", tmp_path, *sources, shim, *flags, "-o", program], check=True)
+    run, store = started_by_mpirun(program, environment), tmp_path / "store"
+    assert run(3, store, "save").returncode == 0
+    for ranks in (1, 2):
+        loaded = run(ranks, store, "load")
+        assert sorted(loaded.stdout.splitlines()) == [f"{rank} 0 T" for rank in range(ranks)], loaded
 
 
 INSTALL = "meson setup build-c -Dpython=false --prefix=/usr/local && meson install -C build-c && "
