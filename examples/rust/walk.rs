@@ -30,7 +30,10 @@ impl Walk {
     }
 
     fn resume(&mut self, session: &Session) -> Result<bool, nebula::Error> {
-        let Some(checkpoint) = session.latest()? else { return Ok(false) };
+        let checkpoint = match session.latest()? {
+            Some(found) => found,
+            None => return Ok(false),
+        };
         let map = checkpoint.map(FILE)?;
         let (mut random, mut step) = ([0], [0]);
         map.read("at", &mut self.at)?;
