@@ -21,6 +21,8 @@
 #   make bench-scale  a job of many nodes on one machine: how soon versions are committed, durable, replicated, and found after a loss; and what a save costs beside many versions
 #   make bench-publish  how soon followers have the weights that a trainer publishes
 #   make bench-jax  saves and loads of JAX's arrays, beside Orbax
+#   make bench-mpi  a mini-app of MPI, beside VELOC and SCR
+#   make bench-mlperf  the checkpoint workload of MLPerf Storage, beside its own writers
 #   make bench-recover  from a failure of a worker or a node to the next step
 #   make bench-frameworks  what a framework's own save call blocks, with Nebula and as it comes
 #   make docs     the guides and a reference as pages, in out/docs; fails for a link that leads nowhere
@@ -39,7 +41,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest test-suites bench bench-first bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-publish bench-recover bench-jax bench-stores faults-long nightly affected asan asan-build tsan lint units clean distclean environments setup setup-test analyze coverage
+.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest test-suites bench bench-first bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-publish bench-recover bench-jax bench-mpi bench-mlperf bench-stores faults-long nightly affected asan asan-build tsan lint units clean distclean environments setup setup-test analyze coverage
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -116,6 +118,14 @@ bench-publish: package
 
 bench-jax: package .envs/jax/.ready
 	@$(BIN)/python -m bench.jax_trees $(ARGS)
+
+bench-mpi: setup-test package
+	@scripts/mpi_peers.sh
+	@$(BIN)/python -m bench.mpi $(ARGS)
+
+bench-mlperf: setup-test package
+	@scripts/framework.sh mlperf
+	@scripts/moto.sh run $(CURDIR)/$(BIN)/python -m bench.mlperf $(ARGS)
 
 bench-recover: package
 	@$(BIN)/python -m bench.recover $(ARGS)

@@ -27,13 +27,15 @@ module nebula
     NEBULA_INTERNAL = 41, NEBULA_INVALID = 50
   integer, parameter, public :: NEBULA_STATE_CAPTURED = 1, NEBULA_STATE_COMMITTED = 2, NEBULA_STATE_REPLICATED = 3, &
     NEBULA_STATE_DURABLE = 4
+  integer, parameter, public :: NEBULA_REPORT_VERSIONS = 0, NEBULA_REPORT_STATUS = 1, NEBULA_REPORT_HISTORY = 2
   integer, parameter, public :: NEBULA_FILES_OPEN = -1, NEBULA_FILES_ALL_RANKS = -2
   public :: nebula_session, nebula_checkpoint, nebula_last_message
+  public :: nebula_c_error, nebula_finish ! for nebula_mpi.f90
 
   integer, parameter :: DTYPE_I32 = 3, DTYPE_I64 = 4, DTYPE_F32 = 7, DTYPE_F64 = 8, DTYPE_C64 = 9, DTYPE_C128 = 10, DIM_MAX = 15
 
   ! The structures of nebula.h, with room for those of a later library.
-  type, bind(c) :: c_error
+  type, bind(c) :: nebula_c_error
     integer(c_int) :: status, sys_errno, http_status
     character(kind=c_char) :: message(512)
     character(kind=c_char) :: room(500)
@@ -68,6 +70,8 @@ module nebula
     procedure :: latest => session_latest
     procedure :: find => session_find
     procedure :: flush => session_flush
+    procedure :: report => session_report
+    procedure :: c_handle => session_handle ! for calls of nebula.h that this module lacks
     procedure :: close => session_close
   end type
 
@@ -79,8 +83,11 @@ module nebula
     procedure :: tag => checkpoint_tag
     procedure :: save => checkpoint_save
     procedure :: commit => checkpoint_commit
+    procedure :: fail => checkpoint_fail
     procedure :: wait => checkpoint_wait
     procedure :: free => checkpoint_free
+    procedure :: c_handle => checkpoint_handle
+    procedure :: take => checkpoint_take ! a handle of nebula.h, which it then owns
     procedure, private :: add_i32, add_i64, add_f32, add_f64, add_c64, add_c128
     ! Describes an array of the next save. It must be contiguous and stay allocated until `save` has returned.
     generic :: add => add_i32, add_i64, add_f32, add_f64, add_c64, add_c128
@@ -97,61 +104,78 @@ module nebula
       type(c_options), intent(out) :: options
     end subroutine
     integer(c_int) function c_session_open(options, session, error) bind(c, name='nebula_session_open')
-      import :: c_int, c_options, c_ptr, c_error
+      import :: c_int, c_options, c_ptr, nebula_c_error
       type(c_options), intent(in) :: options
       type(c_ptr), intent(out) :: session
-      type(c_error), intent(out) :: error
+      type(nebula_c_error), intent(out) :: error
     end function
     subroutine c_session_close(session) bind(c, name='nebula_session_close')
       import :: c_ptr
       type(c_ptr), value :: session
     end subroutine
     integer(c_int) function c_session_flush(session, tag, timeout_ms, error) bind(c, name='nebula_session_flush')
-      import :: c_int, c_int64_t, c_ptr, c_error
+      import :: c_int, c_int64_t, c_ptr, nebula_c_error
       type(c_ptr), value :: session, tag
       integer(c_int64_t), value :: timeout_ms
-      type(c_error), intent(out) :: error
+      type(nebula_c_error), intent(out) :: error
     end function
     integer(c_int) function c_begin(session, tag, file_count, checkpoint, error) bind(c, name='nebula_checkpoint_begin')
-      import :: c_int, c_int64_t, c_ptr, c_error, c_char
+      import :: c_int, c_int64_t, c_ptr, nebula_c_error, c_char
       type(c_ptr), value :: session
       character(kind=c_char), intent(in) :: tag(*)
       integer(c_int64_t), value :: file_count
       type(c_ptr), intent(out) :: checkpoint
-      type(c_error), intent(out) :: error
+      type(nebula_c_error), intent(out) :: error
     end function
     integer(c_int) function c_latest(session, path, checkpoint, error) bind(c, name='nebula_checkpoint_latest')
-      import :: c_int, c_ptr, c_error
+      import :: c_int, c_ptr, nebula_c_error
       type(c_ptr), value :: session, path
       type(c_ptr), intent(out) :: checkpoint
-      type(c_error), intent(out) :: error
+      type(nebula_c_error), intent(out) :: error
     end function
     integer(c_int) function c_find(session, tag, path, checkpoint, error) bind(c, name='nebula_checkpoint_find')
-      import :: c_int, c_ptr, c_error, c_char
+      import :: c_int, c_ptr, nebula_c_error, c_char
       type(c_ptr), value :: session, path
       character(kind=c_char), intent(in) :: tag(*)
       type(c_ptr), intent(out) :: checkpoint
-      type(c_error), intent(out) :: error
+      type(nebula_c_error), intent(out) :: error
     end function
     integer(c_int) function c_save(checkpoint, name, tensors, count, error) bind(c, name='nebula_checkpoint_save_tensors')
-      import :: c_int, c_size_t, c_ptr, c_error, c_char, c_tensor
+      import :: c_int, c_size_t, c_ptr, nebula_c_error, c_char, c_tensor
       type(c_ptr), value :: checkpoint
       character(kind=c_char), intent(in) :: name(*)
       type(c_tensor), intent(in) :: tensors(*)
       integer(c_size_t), value :: count
-      type(c_error), intent(out) :: error
+      type(nebula_c_error), intent(out) :: error
     end function
     integer(c_int) function c_commit(checkpoint, error) bind(c, name='nebula_checkpoint_commit')
-      import :: c_int, c_ptr, c_error
+      import :: c_int, c_ptr, nebula_c_error
       type(c_ptr), value :: checkpoint
-      type(c_error), intent(out) :: error
+      type(nebula_c_error), intent(out) :: error
     end function
+    integer(c_int) function c_fail(checkpoint, reason, error) bind(c, name='nebula_checkpoint_fail')
+      import :: c_int, c_ptr, nebula_c_error, c_char
+      type(c_ptr), value :: checkpoint
+      character(kind=c_char), intent(in) :: reason(*)
+      type(nebula_c_error), intent(out) :: error
+    end function
+    integer(c_int) function c_report(session, which, path, text, error) bind(c, name='nebula_session_report')
+      import :: c_int, c_ptr, nebula_c_error
+      type(c_ptr), value :: session, path
+      integer(c_int), value :: which
+      type(c_ptr), intent(out) :: text
+      type(nebula_c_error), intent(out) :: error
+    end function
+    subroutine c_text_free(text) bind(c, name='nebula_text_free')
+      import :: c_ptr
+      type(c_ptr), value :: text
+    end subroutine
     integer(c_int) function c_wait(checkpoint, state, timeout_ms, error) bind(c, name='nebula_checkpoint_wait')
-      import :: c_int, c_int64_t, c_ptr, c_error
+      import :: c_int, c_int64_t, c_ptr, nebula_c_error
       type(c_ptr), value :: checkpoint
       integer(c_int), value :: state
       integer(c_int64_t), value :: timeout_ms
-      type(c_error), intent(out) :: error
+      type(nebula_c_error), intent(out) :: error
     end function
     type(c_ptr) function c_tag(checkpoint) bind(c, name='nebula_checkpoint_tag')
       import :: c_ptr
@@ -162,18 +186,18 @@ module nebula
       type(c_ptr), value :: checkpoint
     end subroutine
     integer(c_int) function c_map(checkpoint, name, map, error) bind(c, name='nebula_checkpoint_map')
-      import :: c_int, c_ptr, c_error, c_char
+      import :: c_int, c_ptr, nebula_c_error, c_char
       type(c_ptr), value :: checkpoint
       character(kind=c_char), intent(in) :: name(*)
       type(c_ptr), intent(out) :: map
-      type(c_error), intent(out) :: error
+      type(nebula_c_error), intent(out) :: error
     end function
     integer(c_int) function c_map_tensor(map, name, tensor, error) bind(c, name='nebula_map_tensor')
-      import :: c_int, c_ptr, c_error, c_char, c_tensor
+      import :: c_int, c_ptr, nebula_c_error, c_char, c_tensor
       type(c_ptr), value :: map
       character(kind=c_char), intent(in) :: name(*)
       type(c_tensor), intent(out) :: tensor
-      type(c_error), intent(out) :: error
+      type(nebula_c_error), intent(out) :: error
     end function
     subroutine c_map_free(map) bind(c, name='nebula_map_free')
       import :: c_ptr
@@ -199,9 +223,9 @@ contains
     text = trim(message)
   end function
 
-  subroutine finish(found, error, status)
+  subroutine nebula_finish(found, error, status)
     integer(c_int), intent(in) :: found
-    type(c_error), intent(in) :: error
+    type(nebula_c_error), intent(in) :: error
     integer, intent(out), optional :: status
     integer :: i
 
@@ -235,7 +259,7 @@ contains
     integer, intent(out), optional :: status
     character(kind=c_char, len=:), allocatable, target :: text
     type(c_options) :: options
-    type(c_error) :: error
+    type(nebula_c_error) :: error
 
     text = trim(path) // c_null_char
     call c_options_init(options)
@@ -244,7 +268,7 @@ contains
     if (present(world)) options%world = int(world, c_int32_t)
     if (present(local_rank)) options%local_rank = int(local_rank, c_int32_t)
     if (present(local_world)) options%local_world = int(local_world, c_int32_t)
-    call finish(c_session_open(options, self%handle, error), error, status)
+    call nebula_finish(c_session_open(options, self%handle, error), error, status)
   end subroutine
 
   ! Waits for running copies; the agent then works on in the background.
@@ -263,12 +287,12 @@ contains
     integer, intent(in), optional :: file_count
     integer, intent(out), optional :: status
     integer(c_int64_t) :: files
-    type(c_error) :: error
+    type(nebula_c_error) :: error
 
     files = NEBULA_FILES_ALL_RANKS
     if (present(file_count)) files = file_count
     call checkpoint%free()
-    call finish(c_begin(self%handle, trim(tag) // c_null_char, files, checkpoint%handle, error), error, status)
+    call nebula_finish(c_begin(self%handle, trim(tag) // c_null_char, files, checkpoint%handle, error), error, status)
   end subroutine
 
   ! Finds the newest complete checkpoint.
@@ -276,10 +300,10 @@ contains
     class(nebula_session), intent(in) :: self
     type(nebula_checkpoint), intent(inout) :: checkpoint
     integer, intent(out), optional :: status
-    type(c_error) :: error
+    type(nebula_c_error) :: error
 
     call checkpoint%free()
-    call finish(c_latest(self%handle, c_null_ptr, checkpoint%handle, error), error, status)
+    call nebula_finish(c_latest(self%handle, c_null_ptr, checkpoint%handle, error), error, status)
   end subroutine
 
   subroutine session_find(self, tag, checkpoint, status)
@@ -287,10 +311,10 @@ contains
     character(len=*), intent(in) :: tag
     type(nebula_checkpoint), intent(inout) :: checkpoint
     integer, intent(out), optional :: status
-    type(c_error) :: error
+    type(nebula_c_error) :: error
 
     call checkpoint%free()
-    call finish(c_find(self%handle, trim(tag) // c_null_char, c_null_ptr, checkpoint%handle, error), error, status)
+    call nebula_finish(c_find(self%handle, trim(tag) // c_null_char, c_null_ptr, checkpoint%handle, error), error, status)
   end subroutine
 
   ! Waits until all committed checkpoints are durable. timeout_ms: without it there is no limit.
@@ -299,21 +323,47 @@ contains
     integer, intent(in), optional :: timeout_ms
     integer, intent(out), optional :: status
     integer(c_int64_t) :: limit
-    type(c_error) :: error
+    type(nebula_c_error) :: error
 
     limit = -1
     if (present(timeout_ms)) limit = timeout_ms
-    call finish(c_session_flush(self%handle, c_null_ptr, limit, error), error, status)
+    call nebula_finish(c_session_flush(self%handle, c_null_ptr, limit, error), error, status)
+  end subroutine
+
+  ! JSON. which: without it NEBULA_REPORT_VERSIONS, the checkpoints in memory and in storage.
+  subroutine session_report(self, text, which, status)
+    class(nebula_session), intent(in) :: self
+    character(len=:), allocatable, intent(out) :: text
+    integer, intent(in), optional :: which
+    integer, intent(out), optional :: status
+    integer(c_int) :: wanted, found
+    type(c_ptr) :: letters
+    type(nebula_c_error) :: error
+
+    wanted = NEBULA_REPORT_VERSIONS
+    if (present(which)) wanted = int(which, c_int)
+    found = c_report(self%handle, wanted, c_null_ptr, letters, error)
+    text = ''
+    if (found == NEBULA_OK) then
+      text = text_of(letters)
+      call c_text_free(letters)
+    end if
+    call nebula_finish(found, error, status)
   end subroutine
 
   function checkpoint_tag(self) result(text)
     class(nebula_checkpoint), intent(in) :: self
     character(len=:), allocatable :: text
+
+    text = text_of(c_tag(self%handle))
+  end function
+
+  function text_of(found) result(text)
+    type(c_ptr), intent(in) :: found
+    character(len=:), allocatable :: text
     character(kind=c_char), pointer :: letters(:)
-    type(c_ptr) :: found
     integer :: i
 
-    found = c_tag(self%handle)
     call c_f_pointer(found, letters, [c_strlen(found)])
     allocate (character(len=size(letters)) :: text)
     do i = 1, size(letters)
@@ -327,7 +377,7 @@ contains
     character(len=*), intent(in) :: name
     integer, intent(out), optional :: status
     type(c_tensor), allocatable :: tensors(:)
-    type(c_error) :: error
+    type(nebula_c_error) :: error
     integer(c_int) :: found
     integer :: i
 
@@ -339,16 +389,26 @@ contains
     end do
     found = c_save(self%handle, trim(name) // c_null_char, tensors, size(tensors, kind=c_size_t), error)
     deallocate (self%added)
-    call finish(found, error, status)
+    call nebula_finish(found, error, status)
   end subroutine
 
   ! Closes this rank's part. It waits for no other rank.
   subroutine checkpoint_commit(self, status)
     class(nebula_checkpoint), intent(inout) :: self
     integer, intent(out), optional :: status
-    type(c_error) :: error
+    type(nebula_c_error) :: error
 
-    call finish(c_commit(self%handle, error), error, status)
+    call nebula_finish(c_commit(self%handle, error), error, status)
+  end subroutine
+
+  ! Gives this checkpoint up; earlier complete ones stay.
+  subroutine checkpoint_fail(self, reason, status)
+    class(nebula_checkpoint), intent(in) :: self
+    character(len=*), intent(in) :: reason
+    integer, intent(out), optional :: status
+    type(nebula_c_error) :: error
+
+    call nebula_finish(c_fail(self%handle, reason // c_null_char, error), error, status)
   end subroutine
 
   ! state: without it NEBULA_STATE_DURABLE. timeout_ms: without it there is no limit.
@@ -358,13 +418,13 @@ contains
     integer, intent(out), optional :: status
     integer(c_int64_t) :: limit
     integer(c_int) :: wanted
-    type(c_error) :: error
+    type(nebula_c_error) :: error
 
     limit = -1
     if (present(timeout_ms)) limit = timeout_ms
     wanted = NEBULA_STATE_DURABLE
     if (present(state)) wanted = int(state, c_int)
-    call finish(c_wait(self%handle, wanted, limit, error), error, status)
+    call nebula_finish(c_wait(self%handle, wanted, limit, error), error, status)
   end subroutine
 
   subroutine checkpoint_free(self)
@@ -373,6 +433,28 @@ contains
     if (c_associated(self%handle)) call c_free(self%handle)
     self%handle = c_null_ptr
     if (allocated(self%added)) deallocate (self%added)
+  end subroutine
+
+  function session_handle(self) result(handle)
+    class(nebula_session), intent(in) :: self
+    type(c_ptr) :: handle
+
+    handle = self%handle
+  end function
+
+  function checkpoint_handle(self) result(handle)
+    class(nebula_checkpoint), intent(in) :: self
+    type(c_ptr) :: handle
+
+    handle = self%handle
+  end function
+
+  subroutine checkpoint_take(self, handle)
+    class(nebula_checkpoint), intent(inout) :: self
+    type(c_ptr), intent(in) :: handle
+
+    call self%free()
+    self%handle = handle
   end subroutine
 
   subroutine add(self, name, dtype, extents, data)
@@ -404,7 +486,7 @@ contains
     integer, intent(out), optional :: status
     type(c_ptr) :: map
     type(c_tensor) :: found
-    type(c_error) :: error
+    type(nebula_c_error) :: error
     integer(c_int) :: got
     integer(c_int64_t) :: wanted(size(extents))
     logical :: same
@@ -425,7 +507,7 @@ contains
     end if
     if (c_associated(map)) call c_map_free(map)
     if (same) then
-      call finish(got, error, status)
+      call nebula_finish(got, error, status)
     else
       call leave(NEBULA_INVALID, status)
     end if

@@ -2,13 +2,13 @@
 //
 //     nebula::session session("/scratch/run7");
 //     if (auto checkpoint = session.latest())
-//             checkpoint.map("state.pt").read("at", at.data(), at.size());
+//             checkpoint.map("state.pt").read("at", at);
 //     ...
 //     auto checkpoint = session.begin("step50");
-//     checkpoint.save("state.pt", {nebula::tensor("at", at.data(), {at.size()})});
+//     checkpoint.save("state.pt", {nebula::tensor("at", at)});
 //     checkpoint.commit();
 //
-// Handles can be moved and not copied. All calls that nebula.h has and this file lacks take the plain handle of get().
+// Elements are those of any contiguous container: std::vector, std::array, C++20's std::span. Handles can be moved and not copied. All calls that nebula.h has and this file lacks take the plain handle of get().
 #ifndef NEBULA_HPP
 #define NEBULA_HPP
 
@@ -18,9 +18,12 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <iterator>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace nebula {
@@ -82,6 +85,33 @@ template <class T> nebula_tensor tensor(const char *name, const T *data, std::in
         return made;
 }
 
+// Describes the elements of a container as an array of one dimension.
+template <class Container> auto tensor(const char *name, const Container &elements) -> decltype(tensor(name, std::data(elements), {}))
+{
+        return tensor(name, std::data(elements), {std::size(elements)});
+}
+
+// Elements that lie in a map, for as long as the map lives.
+template <class T> class view {
+public:
+        view(const T *data, std::vector<std::uint64_t> shape) : data_(data), shape_(std::move(shape))
+        {
+                for (auto size : shape_)
+                        size_ *= static_cast<std::size_t>(size);
+        }
+        const T *data() const noexcept { return data_; }
+        std::size_t size() const noexcept { return size_; }
+        const std::vector<std::uint64_t> &shape() const noexcept { return shape_; }
+        const T *begin() const noexcept { return data_; }
+        const T *end() const noexcept { return data_ + size_; }
+        const T &operator[](std::size_t index) const { return data_[index]; }
+
+private:
+        const T *data_;
+        std::vector<std::uint64_t> shape_;
+        std::size_t size_ = 1;
+};
+
 // The verified bytes of a file.
 class map {
 public:
@@ -99,18 +129,29 @@ public:
                 return found;
         }
 
+        // The tensor `name`, without a copy. Throws if it has another type.
+        template <class T> nebula::view<T> view(const char *name) const
+        {
+                const nebula_tensor found = find(name);
+
+                if (found.dtype != detail::dtype_of<T>())
+                        throw error(NEBULA_INVALID, std::string("tensor \"") + name + "\" has another type in the checkpoint");
+                return {static_cast<const T *>(found.data), {found.shape, found.shape + found.dim_count}};
+        }
+
         // Copies the tensor `name` to `target`, which has `count` elements. Throws if it has another type or number of elements.
         template <class T> void read(const char *name, T *target, std::size_t count) const
         {
-                const nebula_tensor found = find(name);
-                std::uint64_t elements = 1;
+                const auto found = view<T>(name);
 
-                for (std::uint32_t i = 0; i < found.dim_count; i++)
-                        elements *= found.shape[i];
-                if (found.dtype != detail::dtype_of<T>() || elements != count)
-                        throw error(NEBULA_INVALID, std::string("tensor \"") + name + "\" has another type or size in the checkpoint");
+                if (found.size() != count)
+                        throw error(NEBULA_INVALID, std::string("tensor \"") + name + "\" has another size in the checkpoint");
                 if (count)
-                        std::memcpy(static_cast<void *>(target), found.data, count * sizeof(T));
+                        std::memcpy(static_cast<void *>(target), found.data(), count * sizeof(T));
+        }
+        template <class Container> auto read(const char *name, Container &&target) const -> decltype(read(name, std::data(target), std::size(target)))
+        {
+                read(name, std::data(target), std::size(target));
         }
 
 private:
@@ -133,11 +174,37 @@ public:
                 detail::check(nebula_checkpoint_save_tensors(get(), name, tensors.data(), tensors.size(), &failure), failure);
         }
 
+        // Saves a file of any format.
+        void save_bytes(const char *name, const void *data, std::size_t size)
+        {
+                const nebula_range range{data, size};
+                nebula_error failure{};
+
+                detail::check(nebula_checkpoint_save_bytes(get(), name, &range, 1, &failure), failure);
+        }
+
         void commit()
         {
                 nebula_error failure{};
 
                 detail::check(nebula_checkpoint_commit(get(), &failure), failure);
+        }
+
+        // Gives this checkpoint up; earlier complete ones stay.
+        void fail(const char *reason)
+        {
+                nebula_error failure{};
+
+                detail::check(nebula_checkpoint_fail(get(), reason, &failure), failure);
+        }
+
+        nebula_state state() const
+        {
+                nebula_state found{};
+                nebula_error failure{};
+
+                detail::check(nebula_checkpoint_state(get(), &found, &failure), failure);
+                return found;
         }
 
         // timeout_ms < 0: no limit. Throws an error with NEBULA_TIMEOUT if the state is not reached, and the reason if it never will be.
@@ -198,6 +265,17 @@ public:
                 nebula_error failure{};
 
                 detail::check(nebula_session_flush(get(), nullptr, timeout_ms, &failure), failure);
+        }
+
+        // JSON. NEBULA_REPORT_VERSIONS lists the checkpoints in memory and in storage.
+        std::string report(nebula_report which)
+        {
+                char *text = nullptr;
+                nebula_error failure{};
+
+                detail::check(nebula_session_report(get(), which, nullptr, &text, &failure), failure);
+                const detail::handle<char, nebula_text_free> owned(text);
+                return text;
         }
 
 private:

@@ -396,7 +396,7 @@ NEBULA_MPI_CALL enum nebula_status nebula_mpi_load_block(MPI_Comm communicator, 
                 if (!nebula_mpi_parse(all + (size_t)k * NEBULA_MPI_NUMBERS, &saved))
                         status = nebula_mpi_fail(NEBULA_CORRUPT, "a file names an impossible block", name, ret_error);
                 else if (saved.dtype != block->dtype || saved.dim_count != block->dim_count ||
-                         memcmp(saved.global, block->global, sizeof saved.global))
+                         memcmp(saved.global, block->global, block->dim_count * sizeof *saved.global))
                         status = nebula_mpi_fail(NEBULA_INVALID, "the checkpoint has it with another type or shape", name, ret_error);
                 if (status == NEBULA_OK)
                         status = nebula_mpi_read_data(checkpoint, name, k, &saved, block, (char *)data, &covered, ret_error);

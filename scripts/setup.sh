@@ -57,6 +57,7 @@ missing_packages() {
                 command -v c++ >/dev/null || found+=(g++)  # an example links the library from C++
                 command -v dpkg-shlibdeps >/dev/null || found+=(dpkg-dev) # make deb
                 command -v gfortran >/dev/null || found+=(gfortran) # examples in Fortran and with MPI
+                command -v rustc >/dev/null || found+=(rustc) # the example in Rust
                 command -v cmake >/dev/null || found+=(cmake) # the package that CMake finds
                 command -v mpicc >/dev/null && command -v mpirun >/dev/null || found+=(libopenmpi-dev openmpi-bin)
                 command -v curl >/dev/null || found+=(curl) # sets up the emulator of S3

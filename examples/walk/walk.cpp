@@ -30,7 +30,7 @@ struct walk {
         {
                 auto checkpoint = session.begin("step" + std::to_string(step));
 
-                checkpoint.save(FILE_NAME, {nebula::tensor("at", at.data(), {at.size()}), nebula::tensor("random", &random, {1}),
+                checkpoint.save(FILE_NAME, {nebula::tensor("at", at), nebula::tensor("random", &random, {1}),
                                             nebula::tensor("step", &step, {1})});
                 checkpoint.commit();
         }
@@ -42,7 +42,7 @@ struct walk {
                 if (!checkpoint)
                         return false;
                 const auto map = checkpoint.map(FILE_NAME);
-                map.read("at", at.data(), at.size());
+                map.read("at", at);
                 map.read("random", &random, 1);
                 map.read("step", &step, 1);
                 return true;

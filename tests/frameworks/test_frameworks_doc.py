@@ -146,6 +146,11 @@ result = TorchTrainer(train, torch_config=TorchConfig(backend="gloo"), scaling_c
 assert torch.load(result.checkpoint.path + "/rank-0.pt") == {"step": 1}
 ray.shutdown()
 """
+HDF5 = """
+import numpy as np, xarray
+step, plate, before = 5, np.arange(12.0).reshape(3, 4), np.arange(12.0).reshape(3, 4)
+field = copy = xarray.Dataset({"heat": (("x", "y"), plate)}, attrs={"step": step})
+"""
 # For the examples under each heading, in their order: the environment, code before the example, and after it.
 AROUND = {
     "Lightning": [("lightning-deepspeed", "import lightning\n" + TRAINER, "")],
@@ -169,6 +174,7 @@ AROUND = {
     "Megatron-Core": [("megatron", ONE_RANK + MEGATRON, "nm.flush_persistence(); assert (folder / '.metadata').exists()")],
     "verl": [("verl", VERL, CHECK_VERL)],
     "Ray Train": [("ray", RAY, CHECK_RAY)],
+    "HDF5 and netCDF": [("hdf5", HDF5, "assert (plate == before).all() and field.identical(copy)")],
     "Data": [("torchdata", MODEL + DATA, 'assert manager.restore({"data": loader}).step == 1')],
 }
 

@@ -11,6 +11,7 @@ program check
   integer(int32) :: number, other(3)
   integer :: status
   character(len=1000) :: path
+  character(len=:), allocatable :: text
   call get_command_argument(1, path)
   call session%open(path)
   call session%latest(checkpoint, status)
@@ -29,6 +30,14 @@ program check
   cube = 0
   wave = 0
   call checkpoint%wait(timeout_ms=60000)
+  call session%begin('step2', checkpoint)
+  call checkpoint%add('line', line)
+  call checkpoint%save('all.pt')
+  call checkpoint%fail('the test gives it up')
+  call session%latest(checkpoint)
+  if (checkpoint%tag() /= 'step1') error stop 'found what was given up'
+  call session%report(text)
+  if (index(text, '"step1"') == 0) error stop 'does not list it'
   call session%find('step1', checkpoint)
   if (checkpoint%tag() /= 'step1') error stop 'another tag'
   call checkpoint%load('all.pt', 'cube', cube)

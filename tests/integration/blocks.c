@@ -9,6 +9,7 @@ static struct nebula_block part_of(int rank, int world, int dimension)
 {
         struct nebula_block made = { .dtype = NEBULA_DTYPE_F32, .dim_count = 2, .global = { ROWS, COLUMNS }, .size = { ROWS, COLUMNS } };
 
+        made.global[2] = (uint64_t)rank; /* beyond dim_count: has no meaning */
         made.from[dimension] = made.global[dimension] * (uint64_t)rank / (uint64_t)world;
         made.size[dimension] = made.global[dimension] * ((uint64_t)rank + 1) / (uint64_t)world - made.from[dimension];
         return made;

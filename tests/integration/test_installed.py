@@ -60,6 +60,17 @@ def test_a_program_in_cpp_finds_the_library_by_pkg_config_and_survives_sigkill(p
     assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
 
 
+def test_cpp_programs_save_and_load_by_containers_and_get_failures_as_exceptions(prefix, environment, tmp_path):
+    warnings = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wpedantic", "-Werror"]
+    flags = flags_of(prefix, environment, "--cflags", "--libs")
+    subprocess.run(["c++", "-std=c++17", *warnings, ROOT / "tests/integration/header.cpp", *flags, "-o", tmp_path / "header"], check=True)
+    ran = subprocess.run([tmp_path / "header", tmp_path / "store"], env=environment, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran
+    assert ran.stdout.splitlines() == [
+        "step1 2 12 66", "1 11", "any bytes", "1", 'invalid tensor "line" has another type in the checkpoint', "not_found",
+    ]
+
+
 def flags_of(prefix, environment, *which):
     command = ["pkg-config", f"--define-variable=prefix={prefix}", *which, "nebula"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
@@ -106,24 +117,32 @@ def test_arrays_of_fortran_come_back_and_are_torchs_in_reverse_order(prefix, env
 
 
 def test_a_project_of_cmake_finds_the_package(prefix, environment, tmp_path):
-    needs("cmake")
-    source = ROOT / "examples/walk/walk.cpp"
+    needs("cmake"), needs("gfortran")
+    source, other = ROOT / "examples/walk/walk.cpp", ROOT / "examples/fortran/walk.f90"
     (tmp_path / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.16)\nproject(walk CXX)\nset(CMAKE_CXX_STANDARD 17)\nfind_package(nebula 0.2 REQUIRED)\n"
+        "cmake_minimum_required(VERSION 3.16)\nproject(walk CXX Fortran)\nset(CMAKE_CXX_STANDARD 17)\nfind_package(nebula 0.2 REQUIRED)\n"
         f"add_executable(walk {source})\ntarget_link_libraries(walk nebula::nebula)\n"
+        f"add_executable(fwalk {other} ${{nebula_FORTRAN}})\ntarget_link_libraries(fwalk nebula::nebula)\n"
     )
     build = tmp_path / "build"
     subprocess.run(["cmake", "-S", tmp_path, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}"], check=True, capture_output=True)
     subprocess.run(["cmake", "--build", build], check=True, capture_output=True)
-    ran = subprocess.run([build / "walk", tmp_path / "store"], env=environment, capture_output=True, text=True, timeout=60)
-    assert ran.stdout.startswith("starting from step 0\nstep 400 "), ran
+    for program in ("walk", "fwalk"):
+        ran = subprocess.run([build / program, tmp_path / f"store-{program}"], env=environment, capture_output=True, text=True, timeout=60)
+        assert ran.stdout.startswith("starting from step 0\nstep 400 "), ran
+
+
+WARNINGS = ["-O2", "-Wall", "-Wextra", "-Werror"]
 
 
 def built_with_mpi(source, prefix, environment, program):
     needs("mpicc"), needs("mpirun")
     flags = flags_of(prefix, environment, "--cflags", "--libs")
-    subprocess.run(["mpicc", "-std=gnu17", "-O2", "-Wall", "-Wextra", "-Werror", source, *flags, "-o", program], check=True)
+    subprocess.run(["mpicc", "-std=gnu17", *WARNINGS, source, *flags, "-o", program], check=True)
+    return started_by_mpirun(program, environment)
 
+
+def started_by_mpirun(program, environment):
     def run(ranks, *arguments):
         mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks), program]
         return subprocess.run([*mpirun, *arguments], env=environment, capture_output=True, text=True, timeout=120)
@@ -131,9 +150,10 @@ def built_with_mpi(source, prefix, environment, program):
     return run
 
 
-def test_four_ranks_of_an_mpi_job_are_killed_and_three_continue(prefix, environment, tmp_path):
+@pytest.mark.parametrize("others", [2, 3])
+def test_four_ranks_of_an_mpi_job_are_killed_and_others_continue(prefix, environment, tmp_path, others):
     run = built_with_mpi(ROOT / "examples/mpi/ring.c", prefix, environment, tmp_path / "ring")
-    numbers = iter((1, 4, 3))
+    numbers = iter((1, 4, others))
     check_that_it_resumes(lambda *arguments: run(next(numbers), *arguments), tmp_path)
 
 
@@ -161,6 +181,21 @@ def test_blocks_of_rows_are_loaded_as_columns_by_another_number_of_ranks(prefix,
     assert status in ("not_found", "corrupt") and "matrix.5" in message
 
 
+def test_blocks_of_a_fortran_program_are_loaded_by_another_number_of_ranks(prefix, environment, tmp_path):
+    needs("mpifort"), needs("mpirun")
+    include, program = prefix / "include", tmp_path / "blocks"
+    shim = tmp_path / "shim.o"
+    subprocess.run(["mpicc", "-std=gnu17", *WARNINGS, f"-I{include}", "-c", include / "nebula_mpi_fortran.c", "-o", shim], check=True)
+    sources = [include / "nebula.f90", include / "nebula_mpi.f90", ROOT / "tests/integration/blocks.f90"]
+    flags = flags_of(prefix, environment, "--libs")
+    subprocess.run(["mpifort", "-std=f2018", *WARNINGS, "-J", tmp_path, *sources, shim, *flags, "-o", program], check=True)
+    run, store = started_by_mpirun(program, environment), tmp_path / "store"
+    assert run(3, store, "save").returncode == 0
+    for ranks in (1, 2):
+        loaded = run(ranks, store, "load")
+        assert sorted(loaded.stdout.splitlines()) == [f"{rank} 0 T" for rank in range(ranks)], loaded
+
+
 INSTALL = "meson setup build-c -Dpython=false --prefix=/usr/local && meson install -C build-c && "
 OVERLAYS = """
 mount -t tmpfs tmpfs "$1"
@@ -171,10 +206,11 @@ done
 """
 
 
-@pytest.mark.parametrize(("example", "step"), [("heat", 700), ("walk", 200), ("fortran", 200), ("mpi", 200)])
+@pytest.mark.parametrize(("example", "step"), [("heat", 700), ("walk", 200), ("fortran", 200), ("mpi", 200), ("rust", 200), ("julia", 200)])
 def test_the_commands_of_an_examples_readme_work_as_printed(environment, tmp_path, example, step):
     """Types them in a mount namespace, so that nothing stays in /usr/local. The install takes the build that the tests use."""
-    needs("gfortran"), needs("mpicc")
+    for program in {"fortran": ["gfortran"], "mpi": ["mpicc", "mpirun"], "rust": ["rustc"], "julia": ["julia"]}.get(example, []):
+        needs(program)
     command = ["unshare", "-m", "bash", "-ec", OVERLAYS, "", tmp_path]
     if subprocess.run(command, capture_output=True).returncode != 0:
         pytest.skip("needs root and overlayfs")
