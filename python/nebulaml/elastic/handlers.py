@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -12,8 +13,9 @@ from typing import Any
 
 from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousHandler
 
+from ..errors import NebulaError
 from . import hearing, worker
-from .cells import PATIENCE_S
+from .cells import PATIENCE_S, CellUnreachable
 from .workers import LEFT_S, Workers
 
 __all__ = ["Handler", "create_azure_table", "create_store"]
@@ -134,12 +136,32 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
             self._hearing.end()
             if is_left and has_heard:
                 self._await_reach()
-        info = self._inner.next_rendezvous()
+        with self._waiting():
+            info = self._inner.next_rendezvous()
         self.is_broken = False
         os.environ[worker.ROUND] = f"{self.get_run_id()}/{self._backend.incarnation}.{self._executor.round}"
         self._workers.begin()
         self._hearing.begin(info.rank, info.world_size, self._executor.round, self._inner._store)
         return info
+
+    def tell_spares(self, place: bytes) -> bool:
+        """Tells spare nodes where the job's checkpoints are. Those that come later read it, too. False: the storage fails."""
+        from .spare import KEY
+
+        try:
+            self._inner._store.set(KEY, place)
+        except (CellUnreachable, NebulaError) as failure:
+            _LOGGER.warning("spare nodes do not learn yet where the checkpoints are: %s", failure)
+            return False
+        return True
+
+    def _waiting(self) -> Any:
+        """While this node waits as a spare, it holds copies of the job's checkpoints."""
+        if worker.SPARES not in os.environ:
+            return contextlib.nullcontext()
+        from .spare import Waiting
+
+        return Waiting(self._inner._store, lambda: self._executor.is_spare)
 
     def num_nodes_waiting(self) -> int:
         """Returns more than 0 if this node's workers are to begin anew: a node waits, or one of this round's nodes is gone."""

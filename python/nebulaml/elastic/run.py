@@ -115,7 +115,7 @@ def main(words: Sequence[str] | None = None) -> int:
         os.environ[ON_HANG] = options.on_hang
         if options.standalone and options.health_check == DEFAULT:
             options.health_check = OFF  # no other node would go on without this one
-        use(options.max_failures_without_progress, options.health_check, options.on_poison == "older")
+        use(options.max_failures_without_progress, options.health_check, options.on_poison == "older", bool(options.spares))
         _tie_workers(options)
         if options.standalone:  # other jobs have a handler that does this (handlers.py)
             Workers().begin()
