@@ -123,18 +123,27 @@ static enum nebula_status record_load(struct store *store, const char *node, con
         return status;
 }
 
-void member_withdraw(struct store *store, const struct member *own, bool is_spare)
+static void withdraw(struct store *store, const struct member *own, bool is_spare, bool is_anyones)
 {
         struct store_victim victim = { 0 };
         struct member there;
         char key[KEY_SIZE];
 
-        /* Another agent of this node may have taken over the name. */
         if (conf_env("NEBULA_PEERS") || record_key_of(store, own->node, is_spare, key, NULL) ||
-            record_load(store, own->node, key, &there, &victim.stamp, NULL) || there.nonce != own->nonce)
+            record_load(store, own->node, key, &there, &victim.stamp, NULL) || (!is_anyones && there.nonce != own->nonce))
                 return;
         victim.key = key;
         store->ops->remove(store, &victim, 1, NULL);
+}
+
+void member_withdraw(struct store *store, const struct member *own, bool is_spare)
+{
+        withdraw(store, own, is_spare, false); /* another agent of this node may have taken over the name */
+}
+
+void member_replace(struct store *store, const struct member *own, bool is_spare)
+{
+        withdraw(store, own, !is_spare, true);
 }
 
 /* A node that only cannot be reached from here keeps its record for as long as it takes part in restarts. */

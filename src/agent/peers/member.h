@@ -36,6 +36,8 @@ enum nebula_status member_own_name(char ret_node[IPC_NAME_MAX], struct nebula_er
 /* Nothing to do with NEBULA_PEERS. */
 enum nebula_status member_announce(struct store *store, const struct member *own, bool is_spare, struct nebula_error *error);
 void member_withdraw(struct store *store, const struct member *own, bool is_spare);
+/* This node has become a spare, or is one no more: removes its record of the other kind, also one that a dead agent has left. */
+void member_replace(struct store *store, const struct member *own, bool is_spare);
 /* `node` did not answer: its record goes if it is old. */
 void member_remove_gone(struct store *store, const char *node, bool is_spare, const char *own_node);
 /* own->node may be among them. */

@@ -82,16 +82,27 @@ enum nebula_status replica_store(struct replica *replica, struct job *job, struc
         return job->persist_path[0] ? storage_open(replica->catalogue, job, ret_store, error) : NEBULA_OK;
 }
 
+/* Whether another job of that path needs this node's record of that kind. */
+static bool is_shared(const struct replica *replica, const struct fan *fan, bool as_spare)
+{
+        const struct fan *other = replica->fans;
+
+        while (other && (other == fan || !other->announced || other->as_spare != as_spare || strcmp(other->job->persist_path, fan->job->persist_path)))
+                other = other->next;
+        return other;
+}
+
 /* Opens the listener, takes the key and writes the record of this node, once per job. */
 static enum nebula_status announce(struct replica *replica, struct fan *fan, struct nebula_error *error)
 {
         struct member own;
         struct store *store;
-        bool is_spare;
+        bool is_spare, has_spares;
         enum nebula_status status;
 
         catalogue_lock(replica->catalogue);
         is_spare = catalogue_is_spare(replica->catalogue, fan->job);
+        has_spares = is_spare || fan->as_spare || fan->job->settings.has_spares;
         catalogue_create_as(fan->job);
         catalogue_unlock(replica->catalogue);
         status = replica_store(replica, fan->job, &store, error);
@@ -107,8 +118,8 @@ static enum nebula_status announce(struct replica *replica, struct fan *fan, str
                 lock_give(&replica->own_lock);
                 status = member_announce(store, &own, is_spare, error);
         }
-        if (!status && fan->announced && fan->as_spare != is_spare)
-                member_withdraw(store, &own, fan->as_spare);
+        if (!status && has_spares && !is_shared(replica, fan, !is_spare))
+                member_replace(store, &own, is_spare);
         if (!status)
                 fan->as_spare = is_spare;
         fan->announced |= !status;
@@ -464,22 +475,18 @@ static void stand_down(struct replica *replica, struct job *job, struct fan *fan
                 return;
         job->pins++;
         catalogue_unlock(replica->catalogue);
-        if (!replica_store(replica, job, &store, NULL))
+        if (!is_shared(replica, fan, true) && !replica_store(replica, job, &store, NULL))
                 member_withdraw(store, &replica->own, true);
         fan->announced = fan->as_spare = false;
         catalogue_lock(replica->catalogue);
         job->pins--;
 }
 
-/* The record of this node stays if another job of that path needs it. */
 static void leave(struct replica *replica, const struct fan *fan)
 {
         struct store *store;
 
-        for (const struct fan *other = replica->fans; other; other = other->next)
-                if (other != fan && other->announced && other->as_spare == fan->as_spare && !strcmp(other->job->persist_path, fan->job->persist_path))
-                        return;
-        if (fan->announced && !replica_store(replica, fan->job, &store, NULL))
+        if (fan->announced && !is_shared(replica, fan, fan->as_spare) && !replica_store(replica, fan->job, &store, NULL))
                 member_withdraw(store, &replica->own, fan->as_spare);
 }
 

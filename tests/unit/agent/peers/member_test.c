@@ -100,9 +100,11 @@ static void a_spare_node_is_listed_behind_the_nodes_with_ranks_and_is_none_of_th
         CHECK(list.count == 1 && list.spare_count == 2 && !strcmp(list.names[0], "b.spare") && !strcmp(list.names[1], "a"));
         member_list_done(&list);
         CHECK(!member_load(store, "a", true, &there, &error) && member_load(store, "a", false, &there, &error) == NEBULA_NOT_FOUND);
+        b.nonce = 8; /* the next agent of that node */
         member_withdraw(store, &b, true);
+        member_replace(store, &b, false);
         REQUIRE(!member_names(store, &list, &error));
-        CHECK(list.count == 1 && list.spare_count == 1);
+        CHECK(list.count == 1 && list.spare_count == 1 && !strcmp(list.names[1], "a"));
         member_list_done(&list);
         end();
 }
