@@ -19,9 +19,9 @@ On two nodes, beside which a third one waits:
     spare       SIGKILL as for node; the third one takes the place of the second one. With `nebula run` it holds copies while it waits. The
                 bench then prints how much it has read from them, and how much from the memory of other nodes
 
-Each job saves every 5 steps. `nebula run` restores from memory; its template imports what the job imports, as it would from the second run
-on. The jobs of torchrun save by torch.save into a directory in memory, and load from there. With two nodes their rendezvous is c10d, on the
-first node.
+Each job saves every 5 steps, with a spare every 20. `nebula run` restores from memory; its template imports what the job imports, as it would
+from the second run on. The jobs of torchrun save by torch.save into a directory in memory, and load from there. With two nodes their
+rendezvous is c10d, on the first node.
 "tuned": keep_alive_interval=1, keep_alive_max_attempt=3, last_call_timeout=1.
 
     noticed     until the old worker of the surviving node has ended
@@ -77,7 +77,8 @@ if way == "torch":
 else:
     import nebulaml as nm
     state = {"model": model, "optimizer": optimizer}
-    manager = nm.Manager(f"{base}/storage", save_every_steps=5, keep_last=1, replicated=list(state), replicas=min(1, dist.get_world_size() - 1))
+    manager = nm.Manager(f"{base}/storage", save_every_steps=20 if fault == "spare" else 5, keep_last=1, replicated=list(state),
+                         replicas=min(1, dist.get_world_size() - 1))
     found = manager.restore(state)
     done = found.step if found else 0
 restored = time.time()
@@ -180,6 +181,11 @@ class Job:
         except FileNotFoundError:
             return ""
 
+    def holds_newest(self, number: int) -> bool:
+        """Whether the agent has the newest copies of the first two nodes, of the same step."""
+        newest = {node: step for step, node in re.findall(r'holds \w+?(\d+) generation \d+ for node "(node[01])"', self.agent_log(number))}
+        return len(newest) == 2 and len(set(newest.values())) == 1
+
     def fetched(self, number: int) -> tuple[int, int]:
         """MiB that the agent has read from copies in its own memory, and from the memory of other nodes."""
         ends = ("a copy in this node's own memory", r'the memory of node "\w+"')
@@ -233,7 +239,7 @@ def one(way: str, fault: str, options: argparse.Namespace) -> dict[str, float] |
         elif fault in ("node", "spare"):
             if fault == "spare":
                 job.nodes.append(job._start(2))
-                if not job.is_ours or not until(lambda: job.agent_log(2).count("holds ") >= 2, SPARE_S):
+                if not job.is_ours or not until(lambda: job.holds_newest(2), SPARE_S):
                     time.sleep(SPARE_S)
             job.signal(1, signal.SIGKILL)
             shutil.rmtree(job.base / "node1", ignore_errors=True)

@@ -717,6 +717,21 @@ def test_a_spare_node_without_room_leaves_the_copy_to_the_next_choice(world):
     assert "no room for a copy of node" in spare.log and 'spare node "s" has no room' in a.log
 
 
+def test_two_copies_go_to_two_spare_nodes_and_either_node_loads_its_own(world):
+    world.holder("b")
+    spares = [world.spare(name) for name in ("s", "t")]
+    a = world.node("a")
+    job = a.start(COPY_EACH.replace("60", "40"), replicas=2, **SPARES)
+    asked(job, 1)
+    assert all("holds global_step1" in node.log for node, _ in spares)
+    a.lose(job)
+    for node, waits in spares:
+        waits.kill()
+        waits.communicate()
+        assert node.run(LOAD, replicas=2, **SPARES).split()[0] == "global_step1"
+        assert "this node's own memory" in node.log
+
+
 def test_a_spare_node_whose_agent_died_comes_back_empty_and_gets_the_next_copy(world):
     spare, waits = world.spare("s")
     a = world.node("a")

@@ -14,6 +14,7 @@ import types
 import fork_server
 import psutil
 import pytest
+from nebulaml import _nebula
 from nebulaml._session import locate
 from nebulaml.elastic import agent, run, spare, warm, worker, workers
 from nebulaml.elastic.agent import NoProgress, Progress
@@ -375,7 +376,8 @@ def test_a_spare_node_waits_at_its_agent_once_rank_0_has_told_where_the_checkpoi
         told._tell_spares(types.SimpleNamespace(tell_spares=lambda place: store.update({spare.KEY: place}) or True))
         os.close(told.place)
 
-    with spare.Waiting(store, lambda: waits[0]):
+    waiting = spare.Waiting(store, lambda: waits[0])
+    with waiting:
         publish()
         assert not spares(), "it is no spare yet"
         waits[0] = True
@@ -386,5 +388,14 @@ def test_a_spare_node_waits_at_its_agent_once_rank_0_has_told_where_the_checkpoi
         worker.tell_spares(str(tmp_path / "storage"), "run7", 0)
         publish()
         until(lambda: spares() == ["run7"])
+    assert spares() == ["run7"], "until the workers come"
+    with waiting:
+        until(lambda: waiting._place)
+        assert spares() == ["run7"]
+    waiting.close()
     until(lambda: not spares())
     assert caplog.text.count("holds no copies") == 1
+    session = _nebula.Session(persist_path=str(tmp_path / "storage"), job="run7", agent_path=locate.agent_path(), is_spare=1)
+    for call in (lambda: session.latest(None), lambda: session.pin("global_step1", "")):
+        with pytest.raises(NebulaConfigError, match="a spare node has no rank yet"):
+            call()

@@ -103,6 +103,11 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
         self._has_given_up = False
         self.is_broken = False  # the last round has ended because a node has left it or is lost
         self._hearing = hearing.Hearing(inner._this_node.addr, self._lost, self._changed, quiet_s)
+        self._spare: Any = None  # holds copies of the job's checkpoints while this node waits as a spare
+        if worker.SPARES in os.environ:
+            from .spare import Waiting
+
+            self._spare = Waiting(inner._store, lambda: self._executor.is_spare)
 
     @property
     def settings(self) -> Any:
@@ -136,7 +141,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
             self._hearing.end()
             if is_left and has_heard:
                 self._await_reach()
-        with self._waiting():
+        with self._spare or contextlib.nullcontext():
             info = self._inner.next_rendezvous()
         self.is_broken = False
         os.environ[worker.ROUND] = f"{self.get_run_id()}/{self._backend.incarnation}.{self._executor.round}"
@@ -154,14 +159,6 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
             _LOGGER.warning("spare nodes do not learn yet where the checkpoints are: %s", failure)
             return False
         return True
-
-    def _waiting(self) -> Any:
-        """While this node waits as a spare, it holds copies of the job's checkpoints."""
-        if worker.SPARES not in os.environ:
-            return contextlib.nullcontext()
-        from .spare import Waiting
-
-        return Waiting(self._inner._store, lambda: self._executor.is_spare)
 
     def num_nodes_waiting(self) -> int:
         """Returns more than 0 if this node's workers are to begin anew: a node waits, or one of this round's nodes is gone."""
@@ -194,6 +191,8 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
         """torchrun calls it on each node. The last node removes the job's data from storage."""
         closed = bool(self._inner.shutdown())
         self._hearing.end()
+        if self._spare is not None:
+            self._spare.close()
         if self._has_given_up:  # the others are to read that this node has left
             self._backend.close()
             return closed
