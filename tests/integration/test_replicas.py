@@ -698,7 +698,7 @@ def moved(job: fork_server.Trainer, node: Node, step: int, name: str) -> int:
 
 
 def status(node: Node, *options: str) -> str:
-    command = [locate.agent_path(), "status", "--path", str(node.persist), *options]
+    command = [os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path(), "status", "--path", str(node.persist), *options]
     return subprocess.run(command, env=node.environment, capture_output=True, text=True).stdout
 
 
