@@ -16,11 +16,12 @@ On two nodes, of which the second one is lost and the first one trains on alone:
 
 On two nodes, beside which a third one waits:
 
-    spare       SIGKILL as for node; the third one takes the place of the second one
+    spare       SIGKILL as for node; the third one takes the place of the second one. With `nebula run` it holds copies while it waits. The
+                bench then prints how much it has read from them, and how much from the memory of other nodes
 
-Each job saves every 5 steps. `nebula run` restores from memory; its template imports what the job imports, as it would from the second run
-on. The jobs of torchrun save by torch.save into a directory in memory, and load from there. With two nodes their rendezvous is c10d, on the
-first node.
+Each job saves every 5 steps, with a spare every 20. `nebula run` restores from memory; its template imports what the job imports, as it would
+from the second run on. The jobs of torchrun save by torch.save into a directory in memory, and load from there. With two nodes their
+rendezvous is c10d, on the first node.
 "tuned": keep_alive_interval=1, keep_alive_max_attempt=3, last_call_timeout=1.
 
     noticed     until the old worker of the surviving node has ended
@@ -37,6 +38,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -75,7 +77,8 @@ if way == "torch":
 else:
     import nebulaml as nm
     state = {"model": model, "optimizer": optimizer}
-    manager = nm.Manager(f"{base}/storage", save_every_steps=5, keep_last=1, replicated=list(state), replicas=min(1, dist.get_world_size() - 1))
+    manager = nm.Manager(f"{base}/storage", save_every_steps=20 if fault == "spare" else 5, keep_last=1, replicated=list(state),
+                         replicas=min(1, dist.get_world_size() - 1))
     found = manager.restore(state)
     done = found.step if found else 0
 restored = time.time()
@@ -145,7 +148,9 @@ class Job:
         if self.is_ours:
             command += [f"--warm={'off' if 'off' in self.way else self.options.imports}", "--on-hang=restart"]
         if self.fault in OF_NODES:
-            command += ["--nnodes=1:2", "--rdzv-id=recover", f"--local-addr={self.address(number)}"]
+            holds = self.is_ours and self.fault == "spare"
+            command += ["--nnodes=1:3", "--spares=1"] if holds else ["--nnodes=1:2"]
+            command += ["--rdzv-id=recover", f"--local-addr={self.address(number)}"]
             conf = ["last_call_timeout=10"] if self.is_ours else [TUNED] if "tuned" in self.way else []
             if self.is_ours:
                 command += ["--rdzv-backend=nebula-store", f"--rdzv-endpoint={self.base}/rendezvous"]
@@ -169,6 +174,23 @@ class Job:
             return [json.loads(line) for line in (self.base / "steps").read_text().split("\n") if line.endswith("}")]
         except FileNotFoundError:
             return []
+
+    def agent_log(self, number: int) -> str:
+        try:
+            return (self.base / f"run-node{number}" / "agent.log").read_text()
+        except FileNotFoundError:
+            return ""
+
+    def holds_newest(self, number: int) -> bool:
+        """Whether the agent has the newest copies of the first two nodes, of the same step."""
+        newest = {node: step for step, node in re.findall(r'holds \w+?(\d+) generation \d+ for node "(node[01])"', self.agent_log(number))}
+        return len(newest) == 2 and len(set(newest.values())) == 1
+
+    def fetched(self, number: int) -> tuple[int, int]:
+        """MiB that the agent has read from copies in its own memory, and from the memory of other nodes."""
+        ends = ("a copy in this node's own memory", r'the memory of node "\w+"')
+        own, others = (sum(map(int, re.findall(rf"(\d+) MiB come from {end}", self.agent_log(number)))) for end in ends)
+        return own, others
 
     def pids(self, number: int) -> list[int]:
         wanted = {f"NEBULA_NODE_ID=node{number}".encode(), f"NEBULA_RUNTIME_DIR={self.base}/run".encode()}
@@ -217,7 +239,8 @@ def one(way: str, fault: str, options: argparse.Namespace) -> dict[str, float] |
         elif fault in ("node", "spare"):
             if fault == "spare":
                 job.nodes.append(job._start(2))
-                time.sleep(SPARE_S)
+                if not job.is_ours or not until(lambda: job.holds_newest(2), SPARE_S):
+                    time.sleep(SPARE_S)
             job.signal(1, signal.SIGKILL)
             shutil.rmtree(job.base / "node1", ignore_errors=True)
         elif fault == "silence":
@@ -244,6 +267,9 @@ def one(way: str, fault: str, options: argparse.Namespace) -> dict[str, float] |
         row = next(filter(is_new, job.rows()))
         times = [failed, ended or failed, row["began"], row["imported"], row["grouped"], row["restored"], row["at"]]
         parts = {part: max(0.0, after - before) for part, before, after in zip(PARTS, times, times[1:], strict=False)}
+        if fault == "spare" and job.is_ours:
+            until(lambda: any(row["began"] > failed and row["rank"] == 1 for row in job.rows()), MOST_S)
+            print("the spare has read {} MiB from its own memory, {} MiB from other nodes".format(*job.fetched(2)), file=sys.stderr)
         return parts | {"all": row["at"] - failed}
     finally:
         job.close()

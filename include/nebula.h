@@ -143,10 +143,12 @@ struct nebula_options {
         uint32_t keep_best_count;      /* so many of them */
         uint32_t keep_best_is_largest; /* not 0: the largest value is the best, else the smallest */
         uint32_t is_reader;            /* 1: a reader, see below */
+        uint32_t is_spare;             /* 1: a spare node, see below */
         const char *keep_items;        /* storage retention: "PATTERN=COUNT,...": only the newest COUNT versions keep the files of that name; NULL: all do */
         /* storage retention: also keep the newest version of each of the newest so many hours, days and weeks (UTC) that have one, and all that were
          * committed no longer than so many seconds before the latest; 0: none. As the rules of `nebula prune` */
         uint32_t keep_hourly, keep_daily, keep_weekly, keep_within_s;
+        uint32_t has_spares;           /* 1: spare nodes may wait for this job: they are the first choice for copies */
 };
 
 /*
@@ -155,6 +157,9 @@ struct nebula_options {
  * stays in memory and storage until the next search or the end of the session, unless a save needs its memory; for the agents of other nodes
  * the reader's agent writes a lease into storage, if it may. A watch reports commits, too.
  * Calls that would save, publish or remove return NEBULA_INVALID.
+ *
+ * A spare node has no rank yet. As long as its session is open, the agent of its node keeps copies of the job's versions for other nodes
+ * (replica_count). The session finds, saves and removes nothing: such calls return NEBULA_INVALID.
  */
 typedef struct nebula_session nebula_session;
 typedef struct nebula_checkpoint nebula_checkpoint;

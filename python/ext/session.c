@@ -101,7 +101,8 @@ static bool parse_options(PyObject *arguments, PyObject *keywords, struct nebula
         static char *names[] = { "persist_path", "job", "output_dir", "run", "agent_path", "persist_interval_s",
                                  "retention_count", "rank", "world", "local_rank", "local_world", "memory_bytes", "on_full",
                                  "keep_last", "keep_every", "replica_count", "keep_best", "keep_best_count",
-                                 "keep_best_is_largest", "is_reader", "keep_items", "keep_hourly", "keep_daily", "keep_weekly", "keep_within_s", NULL };
+                                 "keep_best_is_largest", "is_reader", "keep_items", "keep_hourly", "keep_daily", "keep_weekly", "keep_within_s",
+                                 "is_spare", "has_spares", NULL };
         struct nebula_options options;
         unsigned long long memory_bytes, keep_every;
         int on_full;
@@ -110,14 +111,14 @@ static bool parse_options(PyObject *arguments, PyObject *keywords, struct nebula
         memory_bytes = options.memory_bytes;
         keep_every = options.keep_every;
         on_full = (int)options.on_full;
-        if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "|$zzzzzdIIIIIKiIKIzIIIzIIII", names, &options.persist_path,
+        if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "|$zzzzzdIIIIIKiIKIzIIIzIIIIII", names, &options.persist_path,
                                          &options.job, &options.output_dir, &options.run, &options.agent_path,
                                          &options.persist_interval_s, &options.retention_count, &options.rank,
                                          &options.world, &options.local_rank, &options.local_world, &memory_bytes,
                                          &on_full, &options.keep_last, &keep_every, &options.replica_count,
                                          &options.keep_best, &options.keep_best_count, &options.keep_best_is_largest,
                                          &options.is_reader, &options.keep_items, &options.keep_hourly, &options.keep_daily,
-                                         &options.keep_weekly, &options.keep_within_s))
+                                         &options.keep_weekly, &options.keep_within_s, &options.is_spare, &options.has_spares))
                 return false;
         options.memory_bytes = memory_bytes;
         options.keep_every = keep_every;

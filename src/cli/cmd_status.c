@@ -89,18 +89,43 @@ static void print_agent(const struct status *status)
                human_size((uint64_t)number_of(agent, "memory_budget"), budget));
 }
 
+/* What this node keeps of the job for other nodes. */
+static void print_kept(const json_t *job)
+{
+        json_t *kept = json_object_get(job, "copies_kept"), *bytes;
+        bool is_spare = json_is_true(json_object_get(job, "spare")), is_first = true;
+        json_int_t sum = 0;
+        const char *node;
+        char size[HUMAN_MAX];
+
+        json_object_foreach(kept, node, bytes)
+                sum += json_integer_value(bytes);
+        if (!is_spare && !sum)
+                return;
+        printf("         this node %s%s%s", is_spare ? "waits as a spare" : "", is_spare && sum ? ", and " : "", sum ? "keeps " : "");
+        if (sum)
+                printf("%s in copies of node%s ", human_size((uint64_t)sum, size), json_object_size(kept) > 1 ? "s" : "");
+        json_object_foreach(kept, node, bytes) {
+                term_print(STYLE_PLAIN, "%s%s", is_first ? "" : ", ", node);
+                is_first = false;
+        }
+        printf("\n");
+}
+
 static void print_job(const json_t *job)
 {
         const char *name = text_of(job, "job"), *path = text_of(job, "path");
         char rest[TARGET_PATH_MAX + 80], stored[40] = "";
 
         /* The session of an earlier status command leaves an empty job in the report. */
-        if (!*path && number_of(job, "trainer_count") <= 0 && number_of(job, "memory_count") <= 0)
+        if (!*path && number_of(job, "trainer_count") <= 0 && number_of(job, "memory_count") <= 0 &&
+            !json_is_true(json_object_get(job, "spare")))
                 return;
         if (*path)
                 snprintf(stored, sizeof stored, ", %.0f in storage", number_of(job, "storage_count"));
         snprintf(rest, sizeof rest, "%s, %.0f in memory%s", *path ? path : "memory only", number_of(job, "memory_count"), stored);
         verdict_print(json_object_get(job, "verdict"), name, rest);
+        print_kept(job);
 }
 
 /* The jobs of the given path, then the others, the worst first. */

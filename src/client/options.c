@@ -71,6 +71,8 @@ static enum nebula_status check_numbers(const struct nebula_options *options, st
         if (!isfinite(options->persist_interval_s) || options->persist_interval_s < 0)
                 return error_set(error, NEBULA_INVALID, 0, "persist_interval_s is %g: it is 0 or more seconds",
                                  options->persist_interval_s);
+        if (options->is_reader && options->is_spare)
+                return error_set(error, NEBULA_INVALID, 0, "is_reader and is_spare are both set: a session is one of them");
         if (options->keep_best && (!options->keep_last || !options->keep_best_count))
                 return error_set(error, NEBULA_INVALID, 0, "keep_best excepts versions from keep_last, so keep_last and keep_best_count are 1 or more");
         if ((unsigned)options->on_full > NEBULA_ON_FULL_SKIP)
@@ -145,7 +147,7 @@ enum nebula_status client_settings_read(const struct nebula_options *options, st
                 return status;
         settings->hello.version = IPC_VERSION;
         settings->hello.pulse_fd = -1;
-        settings->hello.role = options->is_reader ? IPC_ROLE_READER : IPC_ROLE_TRAINER;
+        settings->hello.role = options->is_reader ? IPC_ROLE_READER : options->is_spare ? IPC_ROLE_SPARE : IPC_ROLE_TRAINER;
         settings->hello.pid = os->pid();
         settings->hello.rank = options->rank;
         settings->hello.world = options->world;
@@ -162,6 +164,7 @@ enum nebula_status client_settings_read(const struct nebula_options *options, st
         settings->hello.keep_best_count = options->keep_best ? options->keep_best_count : 0;
         settings->hello.keep_best_is_largest = options->keep_best && options->keep_best_is_largest;
         settings->hello.replica_count = options->replica_count;
+        settings->hello.has_spares = options->has_spares;
         settings->hello.memory_bytes = options->memory_bytes;
         settings->hello.persist_interval_s = options->persist_interval_s;
         os_create_self(&settings->hello.umask, &settings->hello.group);

@@ -24,7 +24,7 @@
 
 #include "nebula.h"
 
-#define IPC_VERSION 16u
+#define IPC_VERSION 17u
 #define IPC_OTHER_VERSION 71 /* EPROTO: the errno of the answer to a HELLO of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
@@ -78,7 +78,7 @@ struct ipc_header {
 };
 
 /* A TOOL does not count as a rank of a job. A READER is one that sees all jobs of a path, and changes nothing. */
-enum ipc_role { IPC_ROLE_TRAINER = 0, IPC_ROLE_TOOL = 1, IPC_ROLE_READER = 2 };
+enum ipc_role { IPC_ROLE_TRAINER = 0, IPC_ROLE_TOOL = 1, IPC_ROLE_READER = 2, IPC_ROLE_SPARE = 3 /* a spare node */ };
 
 /* The same for a process and its forked children. They have sessions of their own, but are not rivals for the job. */
 #define IPC_NONCE_FAMILY(nonce) ((nonce) & ((UINT64_C(1) << 40) - 1))
@@ -91,7 +91,7 @@ struct ipc_hello {
         uint32_t keep_best_count, keep_best_is_largest; /* keep_best_count 0: none */
         uint32_t keep_hourly, keep_daily, keep_weekly, keep_within_s;
         int32_t pulse_fd; /* the trainer's descriptor of a struct ipc_pulse; -1: it counts no steps */
-        uint32_t unused;
+        uint32_t has_spares;
         uint64_t memory_bytes, keep_every;
         uint64_t session_nonce; /* stays the same when a client reconnects after the agent died; see IPC_NONCE_FAMILY */
         double persist_interval_s;

@@ -92,11 +92,10 @@ static enum nebula_status check_sweeps(const struct checking *checking, struct n
         return NEBULA_OK;
 }
 
-static enum nebula_status check_log(const struct checking *checking, struct nebula_error *error)
+/* The newest entry of the log, by the listing. */
+static uint64_t newest_entry(const struct checking *checking)
 {
-        const struct manifest *manifest = checking->manifest;
         uint64_t newest = 0;
-        enum nebula_status status = NEBULA_OK;
 
         for (size_t i = 0; i < checking->objects.count; i++) {
                 const char *name = manifest_behind_private(checking->objects.entries[i].key, checking->directory);
@@ -107,6 +106,15 @@ static enum nebula_status check_log(const struct checking *checking, struct nebu
                 if (entry.kind == ENTRY_MANIFEST && entry.number > newest)
                         newest = entry.number;
         }
+        return newest;
+}
+
+static enum nebula_status check_log(const struct checking *checking, struct nebula_error *error)
+{
+        const struct manifest *manifest = checking->manifest;
+        uint64_t newest = newest_entry(checking);
+        enum nebula_status status = NEBULA_OK;
+
         if (newest < manifest->number) /* a listing may be old */
                 status = tag_log_number(checking->store, manifest->tag, &newest, error);
         if (status)
@@ -116,17 +124,20 @@ static enum nebula_status check_log(const struct checking *checking, struct nebu
         return error_set(error, NEBULA_NOT_FOUND, 0, "\"%.200s\" was written again or removed meanwhile", manifest->tag);
 }
 
+static enum nebula_status list_objects(struct checking *checking, struct nebula_error *error)
+{
+        char prefix[MANIFEST_KEY_MAX];
+        enum nebula_status status = manifest_key(prefix, checking->directory, "", error);
+
+        return status ? status : store_list_all(checking->store, prefix, true, &checking->objects, error);
+}
+
 static enum nebula_status read_one(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
 {
         struct checking *checking = argument;
-        char prefix[MANIFEST_KEY_MAX];
-        enum nebula_status status;
 
         (void)stop;
-        if (index)
-                return tag_log_removed(checking->store, checking->directory, &checking->removed, error);
-        status = manifest_key(prefix, checking->directory, "", error);
-        return status ? status : store_list_all(checking->store, prefix, true, &checking->objects, error);
+        return index ? tag_log_removed(checking->store, checking->directory, &checking->removed, error) : list_objects(checking, error);
 }
 
 static enum nebula_status begin(struct checking *checking, bool is_last_look, struct nebula_error *error)
@@ -162,4 +173,41 @@ enum nebula_status manifest_check_present(struct store *store, const struct mani
 enum nebula_status manifest_check_all(struct store *store, const struct manifest *manifest, struct nebula_error *error)
 {
         return check(store, manifest, true, error);
+}
+
+struct guess {
+        struct checking checking;
+        const struct manifest *row;
+        struct tag_log log;
+};
+
+static enum nebula_status read_guess(void *argument, size_t index, const atomic_bool *stop, struct nebula_error *error)
+{
+        struct guess *guess = argument;
+
+        (void)stop;
+        if (!index)
+                return list_objects(&guess->checking, error);
+        return tag_log_entry(guess->checking.store, guess->row->tag, guess->row->number, &guess->log, error);
+}
+
+bool manifest_load_present(struct store *store, const struct manifest *row, struct manifest *ret_manifest)
+{
+        struct guess guess = { .checking = { .store = store, .written_ns = INT64_MAX }, .row = row };
+        struct checking *checking = &guess.checking;
+        const struct manifest *manifest = &guess.log.manifest;
+        uint32_t needed = STORE_FAR | STORE_LISTS_FRESH;
+        bool is_present;
+
+        if ((store->ops->features(store) & needed) != needed || name_encode(row->tag, checking->directory, NULL))
+                return false;
+        checking->manifest = manifest;
+        is_present = !lanes_run(2, 2, read_guess, &guess, NULL) && manifest->generation && manifest->sequence == row->sequence &&
+                     newest_entry(checking) == row->number && !check_records(checking, NULL) && !check_files(checking, NULL);
+        store_list_done(&checking->objects);
+        if (is_present)
+                *ret_manifest = *manifest;
+        else
+                tag_log_done(&guess.log);
+        return is_present;
 }

@@ -14,4 +14,8 @@ enum nebula_status manifest_check_present(struct store *store, const struct mani
  * caller takes the version back, unless another agent may have called it durable: such a version is checked again later. */
 enum nebula_status manifest_check_all(struct store *store, const struct manifest *manifest, struct nebula_error *error);
 
+/* Reads the manifest of an entry of the index, and lists the objects of its tag at the same time: one round trip in a far store. False: the log of the
+ * tag says otherwise, an object is missing, or storage fails. The caller then looks at one after the other, and learns which. */
+bool manifest_load_present(struct store *store, const struct manifest *row, struct manifest *ret_manifest);
+
 #endif

@@ -181,9 +181,9 @@ def test_the_first_node_is_killed_the_other_goes_on_and_one_returns(start_job, s
     check_requests(storage, 3, killed, alone["begun"])
 
     back = start(job, storage, 1)
-    assert back.wait_for(lambda said: said["world"] == 2)["rank"] == 0  # it sorts first
+    assert back.wait_for(lambda said: said["world"] == 2)["rank"] == 1, "though it sorts first"
     again = two.wait_for(lambda said: said["world"] == 2)
-    assert again["rank"] == 1
+    assert again["rank"] == 0, "a node keeps its rank"
     returned = storage.requests(1)[0][0]
     for number, node in ((1, back), (3, two)):
         check_requests(storage, number, returned, node.said()[-1]["begun"])

@@ -142,6 +142,15 @@ class World:
             until((self.persist / ".nebula" / "nodes" / f"{name}.json").exists, what="the record of the node")
         return made
 
+    def spare(self, name: str, **extra: str) -> tuple[Node, fork_server.Trainer]:
+        """A node that waits as a spare of the job: what `nebula run` does there."""
+        made = self.node(name, **extra)
+        waits = fork_server.start(JOB + SPARE, self.persist, env=made.environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.helpers.append(waits)
+        assert waits.stdout.readline() == "waits\n", waits.stderr.read()
+        until((self.persist / ".nebula" / "nodes" / f"{name}.spare").exists, what="the record of the spare node")
+        return made, waits
+
     def close(self) -> None:
         for helper in self.helpers:
             helper.kill()
@@ -158,6 +167,16 @@ def world(tmp_path: Path) -> Iterator[World]:
     yield made
     made.close()
 
+
+SPARE = """
+from nebulaml import _nebula
+from nebulaml._session import locate
+session = _nebula.Session(persist_path=sys.argv[1], job="", agent_path=locate.agent_path(), is_spare=1)
+session.report(_nebula.REPORT_STATUS, None)
+say("waits")
+for line in sys.stdin: session.report(_nebula.REPORT_STATUS, None); say("waits")
+"""
+SPARES = {"NEBULA_SPARES": "/dev/null"}  # as `nebula run --spares` sets it
 
 LOAD = """
 found = nm.get_latest_checkpoint()
@@ -608,3 +627,123 @@ def test_the_rate_of_copies_to_peers_stays_below_the_bound(world):
     a.run("first(); copied(save(1), 40)")
     seconds = float(re.search(r"step1 .*replicated on node .* in ([0-9.]+) s", a.log).group(1))
     assert seconds >= 0.8 * 4 * 300_001 / 1e6, "more than 1 MB went out in a second"
+
+
+def holder_of(node: Node, step: int) -> str:
+    """The node that got the copy last."""
+    return re.findall(rf'global_step{step} generation \d+ is replicated on node "(\w+)"', node.log)[-1]
+
+
+def asked(job: fork_server.Trainer, line: object) -> None:
+    job.stdin.write(f"{line}\n")
+    job.stdin.flush()
+    assert job.stdout.readline() == "replicated\n", job.stderr.read()
+
+
+COPY_EACH = "first()\nfor line in sys.stdin: copied(save(int(line)), 60); say('replicated')"
+
+
+# fault (Elastic jobs): A node is lost while a spare node waits, with `replicas`.
+# result: The spare node has the newest copy in its own memory, and loads it from there.
+def test_copies_go_to_a_spare_node_first_and_it_loads_them_from_its_own_memory(world):
+    world.holder("b")
+    spare, waits = world.spare("s")
+    a = world.node("a")
+    job = a.start(COPY_EACH, **SPARES)
+    for step in (1, 2):
+        asked(job, step)
+        assert holder_of(a, step) == "s"
+    [kept] = [row for row in json.loads(status(spare, "--json"))["jobs"] if row["spare"]]
+    assert [*kept["copies_kept"]] == ["a"] and kept["copies_kept"]["a"] > 1_200_000
+    said = status(spare)
+    assert "this node waits as a spare, and keeps" in said and "in copies of node a" in said
+    a.lose(job)
+    waits.kill()
+    waits.communicate()
+    assert spare.run(LOAD, **SPARES).split()[0] == "global_step2"
+    assert '"model.pt" of global_step2: 1 MiB come from a copy in this node\'s own memory' in spare.log
+    assert "from the memory of node" not in spare.log
+    nodes = world.persist / ".nebula" / "nodes"
+    until(lambda: (nodes / "s.json").exists() and not (nodes / "s.spare").exists(), what="the record of a node with ranks")
+
+
+def test_copies_move_to_a_spare_node_that_comes_later_and_leave_one_that_takes_part_or_goes(world):
+    b = world.holder("b")
+    a = world.node("a")
+    job = a.start(COPY_EACH, **SPARES)
+    asked(job, 1)
+    assert holder_of(a, 1) == "b"
+    first, waits = world.spare("s")
+    step = moved(job, a, 2, "s")
+    until(lambda: kept_by(b) == 0, what="the old holder drops its copies")
+    # It is taken over: its program ends, and its node has ranks.
+    waits.kill()
+    waits.communicate()
+    world.spare("t")
+    step = moved(job, a, step, "t")
+    until(lambda: kept_by(first) == 0, what="the old holder drops its copies")
+    # The second spare leaves, and no other one is there.
+    world.helpers[-1].kill()
+    world.helpers[-1].communicate()
+    moved(job, a, step, "b")
+
+
+def moved(job: fork_server.Trainer, node: Node, step: int, name: str) -> int:
+    """Saves until the copies go to that node; returns the next step."""
+    for each in range(step, step + 100_000):
+        asked(job, each)
+        if holder_of(node, each) == name:
+            return each + 1
+    raise AssertionError(node.log)
+
+
+def status(node: Node, *options: str) -> str:
+    command = [os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path(), "status", "--path", str(node.persist), *options]
+    return subprocess.run(command, env=node.environment, capture_output=True, text=True).stdout
+
+
+def kept_by(node: Node) -> int:
+    return sum(sum(row["copies_kept"].values()) for row in json.loads(status(node, "--json"))["jobs"])
+
+
+def test_a_spare_node_without_room_leaves_the_copy_to_the_next_choice(world):
+    world.holder("b")
+    spare, _ = world.spare("s", NEBULA_PEER_MEMORY="1M")
+    a = world.node("a")
+    job = a.start(COPY_EACH, **SPARES)
+    for step in (1, 2, 3):
+        asked(job, step)
+        assert holder_of(a, step) == "b"
+    assert "no room for a copy of node" in spare.log and 'spare node "s" has no room' in a.log
+
+
+def test_two_copies_go_to_two_spare_nodes_and_either_node_loads_its_own(world):
+    world.holder("b")
+    spares = [world.spare(name) for name in ("s", "t")]
+    a = world.node("a")
+    job = a.start(COPY_EACH.replace("60", "40"), replicas=2, **SPARES)
+    asked(job, 1)
+    assert all("holds global_step1" in node.log for node, _ in spares)
+    a.lose(job)
+    for node, waits in spares:
+        waits.kill()
+        waits.communicate()
+        assert node.run(LOAD, replicas=2, **SPARES).split()[0] == "global_step1"
+        assert "this node's own memory" in node.log
+
+
+def test_a_spare_node_whose_agent_died_comes_back_empty_and_gets_the_next_copy(world):
+    spare, waits = world.spare("s")
+    a = world.node("a")
+    job = a.start(COPY_EACH, **SPARES)
+    asked(job, 1)
+    spare.kill_agent()
+    waits.stdin.write("\n")
+    waits.stdin.flush()
+    assert waits.stdout.readline() == "waits\n", waits.stderr.read()
+    asked(job, 2)
+    assert holder_of(a, 2) == "s"
+    a.lose(job)
+    waits.kill()
+    waits.communicate()
+    assert spare.run(LOAD, **SPARES).split()[0] == "global_step2"

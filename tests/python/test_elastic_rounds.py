@@ -261,6 +261,24 @@ def test_a_spare_stands_in_for_a_lost_node(start_job):
     job.check_worlds()
 
 
+# fault: as test_a_spare_stands_in_for_a_lost_node
+def test_each_node_keeps_its_rank_and_the_spare_has_that_of_the_lost_one(start_job):
+    """The copies of a node's shares are of its ranks, and a spare holds them."""
+    job = start_job(1, 3)
+    nodes = job.start(5, 3, 4)
+    job.await_world(*nodes)
+    ranks = {node: node.world[1] for node in nodes}
+    lost = min(nodes, key=lambda node: ranks[node])
+    stay = [node for node in nodes if node is not lost]
+    [spare] = job.start(9)  # its address sorts last
+    until(lambda: '"r"' in str([text for text, _ in job.texts.values()]))
+    until(lambda: hears(stay[0], 1))
+    lost.lose()
+    job.await_world(*stay, spare, least_joined=1)
+    assert {node: node.world[1] for node in stay} == {node: ranks[node] for node in stay}
+    assert spare.world[1] == ranks[lost]
+
+
 # fault (Elastic jobs): There are more nodes than places, and some of them fail again and again.
 # result: A node without a place waits as a spare, and disturbs nobody.
 def test_a_node_that_finds_no_place_in_a_round_is_a_spare_and_disturbs_nobody(start_job):

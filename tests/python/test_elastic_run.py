@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import subprocess
 import sys
 import time
+import types
 
 import fork_server
 import psutil
 import pytest
-from nebulaml.elastic import agent, run, warm, worker, workers
+from nebulaml import _nebula
+from nebulaml._session import locate
+from nebulaml.elastic import agent, run, spare, warm, worker, workers
 from nebulaml.elastic.agent import NoProgress, Progress
 from nebulaml.errors import NebulaConfigError
 from torch.distributed.run import get_args_parser
+from waiting import until
 
 
 def parsed(line: str, **environment: str):
@@ -338,3 +343,59 @@ def test_spares_are_the_nodes_above_the_number_that_trains():
     assert parsed("--rdzv-id=x --nnodes=2:10 --max-restarts=1 --spares=2 train.py").nnodes == "2:8"
     with pytest.raises(NebulaConfigError, match="at least one node trains"):
         parsed("--rdzv-id=x --nnodes=2 --spares=2 train.py")
+
+
+class Keys(dict):
+    """The store of a rendezvous."""
+
+    def check(self, keys):
+        return all(key in self for key in keys)
+
+    def get(self, key):
+        return self[key]
+
+
+# fault (Elastic jobs): The storage path of a job cannot be opened on a spare node.
+# result: The spare waits without copies, and says so once.
+def test_a_spare_node_waits_at_its_agent_once_rank_0_has_told_where_the_checkpoints_are(tmp_path, place, monkeypatch, caplog):
+    (tmp_path / "told").touch()
+    monkeypatch.setenv(worker.SPARES, str(tmp_path / "told"))
+    worker.tell_spares("/" + 300 * "a long path", "run7", 0)
+    worker.tell_spares("nowhere://x", "run7", 0)
+    monkeypatch.setattr(spare, "LOOKS_S", (0.01, 0.01))
+    monkeypatch.setattr(spare, "KEPT_S", 0.01)
+    store, waits, told = Keys(), [False], agent.Agent.__new__(agent.Agent)
+
+    def spares() -> list[str]:
+        command = [os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path(), "status", "--json", "--path", str(tmp_path / "storage")]
+        found = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=60).stdout)
+        return [row["name"] if "name" in row else row["job"] for row in found.get("jobs", []) if row["spare"]]
+
+    def publish() -> None:
+        told.place = os.open(tmp_path / "told", os.O_RDONLY)
+        told._tell_spares(types.SimpleNamespace(tell_spares=lambda place: store.update({spare.KEY: place}) or True))
+        os.close(told.place)
+
+    waiting = spare.Waiting(store, lambda: waits[0])
+    with waiting:
+        publish()
+        assert not spares(), "it is no spare yet"
+        waits[0] = True
+        until(lambda: "this spare node holds no copies of the job's checkpoints" in caplog.text)
+        monkeypatch.setenv("RANK", "1")
+        worker.tell_spares("/another/place", "run7", 0)  # only rank 0 tells
+        monkeypatch.setenv("RANK", "0")
+        worker.tell_spares(str(tmp_path / "storage"), "run7", 0)
+        publish()
+        until(lambda: spares() == ["run7"])
+    assert spares() == ["run7"], "until the workers come"
+    with waiting:
+        until(lambda: waiting._place)
+        assert spares() == ["run7"]
+    waiting.close()
+    until(lambda: not spares())
+    assert caplog.text.count("holds no copies") == 1
+    session = _nebula.Session(persist_path=str(tmp_path / "storage"), job="run7", agent_path=locate.agent_path(), is_spare=1)
+    for call in (lambda: session.latest(None), lambda: session.pin("global_step1", "")):
+        with pytest.raises(NebulaConfigError, match="a spare node has no rank yet"):
+            call()

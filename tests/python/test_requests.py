@@ -68,8 +68,8 @@ def manifests(requests: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("count", [1, 1010])
-def test_a_resume_on_a_new_node_reads_one_manifest_at_any_number_of_versions(bucket, count):
-    """With the agent's look at the path in the background, whose last request is the list of removals."""
+def test_a_resume_on_a_new_node_takes_six_requests_and_one_list_at_any_number_of_versions(bucket, count):
+    """With the agent's look at the path in the background, which takes the list and the manifest of the search. Its last request is for `latest`."""
     make_versions(PATH, count)
     bucket.requests()
     nebulaml.init(PATH, 0, 2, on_error="raise")
@@ -77,15 +77,16 @@ def test_a_resume_on_a_new_node_reads_one_manifest_at_any_number_of_versions(buc
 
     def is_over() -> bool:
         said.extend(bucket.requests())
-        return any(one.startswith("LIST .nebula/removed/") for one in kinds(said))
+        return "GET latest" in kinds(said)
 
     newest = nebulaml.get_latest_checkpoint()
     assert newest is not None and newest.tag == f"global_step{count}"
     until(is_over, 60, "the agent has looked at the path")
-    assert len(manifests(said)) <= 2, "only that of the newest, for the search and for the agent"
+    assert manifests(said) == [f"GET global_step{count}/.nebula/manifest-1.json"]
     pages = [one for one in kinds(said) if one in ("LIST ", "LIST .nebula/index/")]
-    assert len(pages) <= 4 * (1 + count // 1000), "two lists for the search, and two for the agent"
-    assert len(said) - len(pages) <= 9, kinds(said)
+    assert len(pages) == 2 * (1 + count // 1000), "the index and the tags"
+    assert len(said) - len(pages) == 6, kinds(said)
+    assert f'"storage_count": {count},' in nebula("status", "--path", PATH, "--json").stdout, "the agent knows them"
 
 
 @pytest.mark.parametrize(("count", "most"), [(1010, 10), *([(10_000, 30)] if os.environ.get("NEBULA_TEST_NIGHTLY") else [])])
@@ -128,3 +129,13 @@ def test_no_record_stays_that_names_a_file_of_another_program(bucket):
     first = next(at for at, one in enumerate(said) if one.startswith("DELETE") and "record" in one)
     assert "PUT global_step2/0.pt" not in said[:first], "the name was seen to be taken"
     assert nebula("verify", "global_step2", "--path", PATH).returncode == 0
+
+
+def test_a_search_that_passes_over_a_version_leaves_no_list_to_the_agent(bucket):
+    make_versions(PATH, 3)
+    bucket.put("training/run/global_step3/a", b"cut")
+    nebulaml.init(PATH, 0, 2, on_error="raise")
+    newest = nebulaml.get_latest_checkpoint()
+    assert newest is not None and newest.tag == "global_step2" and newest.passed_over[0][0] == "global_step3"
+    save(4, 10)
+    assert nebula("verify", "global_step4", "--path", PATH).returncode == 0

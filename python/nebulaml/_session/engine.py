@@ -166,6 +166,8 @@ class Engine:
                         late.foresight.follow(self)
         else:
             self._session.configure(**_options(chosen, place, run), is_reader=self.is_reader)
+        if chosen.replica_count and chosen.persist_path is not None and not self.is_reader:
+            worker.tell_spares(chosen.persist_path, chosen.job, chosen.memory_bytes)
 
     def has_session(self) -> bool:
         """True if a connection was opened."""
@@ -385,6 +387,7 @@ def _options(chosen: config.Settings, place: ranks.Place, run: str) -> dict[str,
         "keep_weekly": chosen.keep_weekly,
         "keep_within_s": int(chosen.keep_within_s),
         "replica_count": chosen.replica_count,
+        "has_spares": int(bool(os.environ.get(worker.SPARES))),
         "keep_best": chosen.keep_best.metric if chosen.keep_best else None,
         "keep_items": chosen.keep_items or None,
         "keep_best_count": int(chosen.keep_best.count) if chosen.keep_best else 0,

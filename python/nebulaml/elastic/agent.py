@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from .._session import locate
-from .worker import COMMITTED, PASSED_OVER
+from .worker import COMMITTED, PASSED_OVER, SPARES
 from .workers import await_end
 
 __all__ = ["Agent", "NoProgress", "Unwell", "use"]
@@ -96,6 +96,8 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     progress: Progress
     health_check = OFF
     passes_over = False
+    place = -1  # the file where rank 0 leaves the place of its checkpoints, for spare nodes; -1: the job has none
+    told = b""
 
     def _invoke_run(self, *given: Any, **options: Any) -> Any:
         has_failed, spec = True, self._worker_group.spec
@@ -112,7 +114,16 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     def _monitor_workers(self, worker_group: Any) -> Any:
         await_end(self._pcontext.pids().values(), self._interval_s)
+        if self.place >= 0 and worker_group.group_rank == 0:
+            self._tell_spares(worker_group.spec.rdzv_handler)
         return super()._monitor_workers(worker_group)
+
+    def _tell_spares(self, handler: Any) -> None:
+        told = os.pread(self.place, 65536, 0)
+        if told == self.told or not told.endswith(b"}") or not hasattr(handler, "tell_spares"):
+            return
+        if handler.tell_spares(told):
+            self.told = told
 
     def _rendezvous(self, worker_group: Any) -> None:
         check(self.health_check)
@@ -160,9 +171,12 @@ def _default() -> list[str]:
     return [command, "doctor", "--health"] if command else []
 
 
-def use(most: int, health_check: str, passes_over: bool) -> None:
+def use(most: int, health_check: str, passes_over: bool, has_spares: bool = False) -> None:
     """Makes torchrun use this agent."""
     from torch.distributed.launcher import api
 
     Agent.progress, Agent.health_check, Agent.passes_over = Progress(most, passes_over), health_check, passes_over
+    if has_spares:
+        Agent.place = os.memfd_create("nebula-spares")
+        os.environ[SPARES] = f"/proc/{os.getpid()}/fd/{Agent.place}"
     api.LocalElasticAgent = Agent

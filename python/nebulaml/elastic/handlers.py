@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -12,8 +13,9 @@ from typing import Any
 
 from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousHandler
 
+from ..errors import NebulaError
 from . import hearing, worker
-from .cells import PATIENCE_S
+from .cells import PATIENCE_S, CellUnreachable
 from .workers import LEFT_S, Workers
 
 __all__ = ["Handler", "create_azure_table", "create_store"]
@@ -101,6 +103,11 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
         self._has_given_up = False
         self.is_broken = False  # the last round has ended because a node has left it or is lost
         self._hearing = hearing.Hearing(inner._this_node.addr, self._lost, self._changed, quiet_s)
+        self._spare: Any = None  # holds copies of the job's checkpoints while this node waits as a spare
+        if worker.SPARES in os.environ:
+            from .spare import Waiting
+
+            self._spare = Waiting(inner._store, lambda: self._executor.is_spare)
 
     @property
     def settings(self) -> Any:
@@ -134,12 +141,24 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
             self._hearing.end()
             if is_left and has_heard:
                 self._await_reach()
-        info = self._inner.next_rendezvous()
+        with self._spare or contextlib.nullcontext():
+            info = self._inner.next_rendezvous()
         self.is_broken = False
         os.environ[worker.ROUND] = f"{self.get_run_id()}/{self._backend.incarnation}.{self._executor.round}"
         self._workers.begin()
         self._hearing.begin(info.rank, info.world_size, self._executor.round, self._inner._store)
         return info
+
+    def tell_spares(self, place: bytes) -> bool:
+        """Tells spare nodes where the job's checkpoints are. Those that come later read it, too. False: the storage fails."""
+        from .spare import KEY
+
+        try:
+            self._inner._store.set(KEY, place)
+        except (CellUnreachable, NebulaError) as failure:
+            _LOGGER.warning("spare nodes do not learn yet where the checkpoints are: %s", failure)
+            return False
+        return True
 
     def num_nodes_waiting(self) -> int:
         """Returns more than 0 if this node's workers are to begin anew: a node waits, or one of this round's nodes is gone."""
@@ -172,6 +191,8 @@ class Handler(RendezvousHandler):  # type: ignore[misc]
         """torchrun calls it on each node. The last node removes the job's data from storage."""
         closed = bool(self._inner.shutdown())
         self._hearing.end()
+        if self._spare is not None:
+            self._spare.close()
         if self._has_given_up:  # the others are to read that this node has left
             self._backend.close()
             return closed

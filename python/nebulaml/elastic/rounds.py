@@ -1,11 +1,13 @@
 """Rounds that wait for no node that is not coming.
 
-torch's handler decides by its own rules. Four are different here:
+torch's handler decides by its own rules. Five are different here:
 * a node that leaves a complete round is in the wait list by the same write, so a new round never begins without it;
 * a round closes when every node of the last world has come back or is lost, and a spare stands in for each lost one. Only a round without a
   node of an earlier world waits for the last call;
 * if a round closes with all its places taken, the nodes that still wait are spares. In torch they go on waiting, and a waiting node makes the
   others begin anew, again and again;
+* a node keeps its rank from one round to the next, if there are as many nodes, so that its memory has the shares of its ranks. A spare has the
+  rank of the node that it stands in for;
 * a waiting node looks at the state after 0.1 to 0.5 s, not after 1 s.
 """
 
@@ -42,6 +44,9 @@ class Executor(_DistributedRendezvousOpExecutor):  # type: ignore[misc]
         self.world: dict[Any, int] = {}  # the nodes of the newest round that this node was in, and their ranks
         self.round = -1
         self._spares_since = 0.0
+        self._seen: dict[Any, int] = {}  # the nodes of the newest complete round, and their ranks
+        self._seen_round = -1
+        self.is_spare = False  # this node waits for a place
 
     def run(self, state_handler: Any, *given: Any, **options: Any) -> None:
         self._spares_since = 0.0
@@ -49,6 +54,7 @@ class Executor(_DistributedRendezvousOpExecutor):  # type: ignore[misc]
         def decide(context: Any, deadline: float) -> Any:
             pause = _PAUSES_S[0]
             while True:
+                self._see(context.state)
                 action = state_handler(context, deadline)
                 if (
                     action in (_Action.SYNC, _Action.KEEP_ALIVE)
@@ -65,6 +71,11 @@ class Executor(_DistributedRendezvousOpExecutor):  # type: ignore[misc]
                 context.state = self._state = refresh(self._state_holder)
 
         super().run(decide, *given, **options)
+
+    def _see(self, state: Any) -> None:
+        self.is_spare = self._node in state.redundancy_list
+        if state.complete and state.round != self._seen_round:
+            self._seen, self._seen_round = dict(state.participants), state.round
 
     def leave(self, deadline: float) -> None:
         """Leaves the complete round that this node is in, and waits for the next one."""
@@ -85,6 +96,11 @@ class Executor(_DistributedRendezvousOpExecutor):  # type: ignore[misc]
     def _mark_rendezvous_complete(self) -> None:
         super()._mark_rendezvous_complete()
         state = self._state
+        nodes = sorted(state.participants)
+        kept = {node: self._seen[node] for node in nodes if self._seen.get(node, len(nodes)) < len(nodes)}
+        free = iter(sorted(set(range(len(nodes))) - set(kept.values())))
+        for node in nodes:
+            state.participants[node] = kept[node] if node in kept else next(free)
         if len(state.participants) == self._settings.max_nodes:
             state.redundancy_list |= state.wait_list
             state.wait_list.clear()

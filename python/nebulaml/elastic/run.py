@@ -11,9 +11,10 @@ interpreter.
 ``--on-hang report`` (the default): if the job makes no steps, the agent says where it hangs. ``--on-hang restart``: it also kills the workers,
 and they resume.
 
-``--spares N``: of the largest number of nodes, N wait until another one is lost. ``--health-check CMD``: a node joins, each time, only if the
-command succeeds (by default ``nebula doctor --health``; "off": none). ``--max-failures-without-progress N``: after more failures in a row
-without a new committed step, the job ends (3; 0: never). ``--on-poison older``: then it first passes over the checkpoint that they loaded.
+``--spares N``: of the largest number of nodes, N wait until another one is lost, and hold copies meanwhile. ``--health-check CMD``: a node
+joins, each time, only if the command succeeds (by default ``nebula doctor --health``; "off": none). ``--max-failures-without-progress N``:
+after more failures in a row without a new committed step, the job ends (3; 0: never). ``--on-poison older``: then it first passes over the
+checkpoint that they loaded.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def main(words: Sequence[str] | None = None) -> int:
         os.environ[ON_HANG] = options.on_hang
         if options.standalone and options.health_check == DEFAULT:
             options.health_check = OFF  # no other node would go on without this one
-        use(options.max_failures_without_progress, options.health_check, options.on_poison == "older")
+        use(options.max_failures_without_progress, options.health_check, options.on_poison == "older", bool(options.spares))
         _tie_workers(options)
         if options.standalone:  # other jobs have a handler that does this (handlers.py)
             Workers().begin()

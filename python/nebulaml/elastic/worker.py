@@ -10,11 +10,12 @@ import os
 import signal
 import sys
 
-__all__ = ["TORCHRUN", "end_with", "interpret", "join", "passed_over", "tell"]
+__all__ = ["TORCHRUN", "end_with", "interpret", "join", "passed_over", "tell", "tell_spares"]
 
 WARM = "NEBULA_WARM"  # the address of the template
 PASSED_OVER = "NEBULA_PASSED_OVER"  # tags that the job fails after, one a line
 COMMITTED = "NEBULA_COMMITTED"  # the file where rank 0 leaves its newest committed step (agent.py)
+SPARES = "NEBULA_SPARES"  # the job may have spare nodes: the file where rank 0 leaves the place of its checkpoints (spare.py)
 RECORD = "NEBULA_WARM_RECORD"  # the file where a worker leaves the names of its modules
 ROUND = "NEBULA_ROUND"  # the job's id and this round of its rendezvous: the same on all nodes, another one at each start of the workers
 INTERPRETER = "nebula-warm"  # the value of PYTHON_EXEC for warm workers of plain torchrun
@@ -75,6 +76,21 @@ def tell(step: int = -1, loaded: str = "") -> None:
             if loaded:
                 os.ftruncate(file.fileno(), 21)
                 os.pwrite(file.fileno(), loaded.encode(), 21)
+    except OSError:
+        pass  # torchrun has ended, or runs elsewhere
+
+
+def tell_spares(path: str, job: str, memory_bytes: int) -> None:
+    """Rank 0 tells spare nodes where the job's checkpoints are, so that they can hold copies."""
+    file = os.environ.get(SPARES)
+    if not file or os.environ.get("RANK", "0") != "0":
+        return
+    import json
+
+    try:
+        with open(file, "r+b", buffering=0) as place:
+            place.write(json.dumps({"path": path, "job": job, "memory_bytes": memory_bytes}).encode())
+            place.truncate()
     except OSError:
         pass  # torchrun has ended, or runs elsewhere
 

@@ -264,7 +264,7 @@ static uint32_t helpers_needed(const struct catalogue *catalogue)
         if (!memory->joining && policy_small_image(catalogue))
                 wakes |= WAKE_PAGES;
         for (const struct job *job = catalogue->jobs; job; job = job->next)
-                wakes |= (job->spare_due ? WAKE_PAGES : 0) | (job->settings.replica_count ? WAKE_COPY : 0);
+                wakes |= (job->spare_due ? WAKE_PAGES : 0) | (job->is_served ? WAKE_COPY : 0);
         return wakes;
 }
 
@@ -342,6 +342,15 @@ uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct
         for (const struct session *session = catalogue->sessions; session; session = session->next)
                 count += session->connection_count && session->role == IPC_ROLE_TRAINER && (!job || session->job == job);
         return count;
+}
+
+bool catalogue_is_spare(const struct catalogue *catalogue, const struct job *job)
+{
+        const struct session *session = catalogue->sessions;
+
+        while (session && (session->job != job || session->role != IPC_ROLE_SPARE || !session->connection_count))
+                session = session->next;
+        return session && !catalogue_session_count(catalogue, job);
 }
 
 bool catalogue_resumes(const struct catalogue *catalogue, const struct job *job)

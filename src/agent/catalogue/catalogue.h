@@ -166,6 +166,8 @@ void catalogue_panic(struct catalogue *catalogue, const char *what);
 void catalogue_lease(struct catalogue *catalogue, struct session *session, uint64_t version_id);
 struct session *catalogue_session(struct catalogue *catalogue, uint64_t nonce);
 uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct job *job); /* connected trainers; job NULL: of all jobs */
+/* Whether this node waits as a spare of the job: no trainer is here. */
+bool catalogue_is_spare(const struct catalogue *catalogue, const struct job *job);
 
 /* Whether trainers are connected and none has begun a version yet. The version that they found, or agreed on with
  * other nodes, must then stay. */

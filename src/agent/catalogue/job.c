@@ -87,6 +87,23 @@ struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_p
         return job;
 }
 
+static void tell_rooms(const struct catalogue *catalogue, struct job *job)
+{
+        for (const struct room *const *room = catalogue->rooms; *room; room++)
+                if ((*room)->job_configured)
+                        (*room)->job_configured(catalogue, job);
+}
+
+void catalogue_job_await(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings, const char *spelling)
+{
+        snprintf(job->spelling, sizeof job->spelling, "%s", spelling);
+        job->settings.umask = settings->umask;
+        job->settings.group = settings->group;
+        tell_rooms(catalogue, job);
+        if (settings->memory_bytes)
+                memory_configure(catalogue->memory, settings->memory_bytes);
+}
+
 void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings, const char *spelling)
 {
         snprintf(job->spelling, sizeof job->spelling, "%s", spelling);
@@ -104,14 +121,13 @@ void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const
         job->settings.rule_count = job->settings.rules[0].last != 0;
         job->settings.on_full = settings->on_full;
         job->settings.replica_count = settings->replica_count;
+        job->settings.has_spares = settings->has_spares != 0;
         job->settings.world = settings->world;
         job->settings.local_world = settings->local_world;
         job->history_broken = false;
         if (job->persist_path[0] && !job->is_scanned)
                 job->scan_due = true;
-        for (const struct room *const *room = catalogue->rooms; *room; room++)
-                if ((*room)->job_configured)
-                        (*room)->job_configured(catalogue, job);
+        tell_rooms(catalogue, job);
         if (settings->memory_bytes)
                 memory_configure(catalogue->memory, settings->memory_bytes);
 }

@@ -38,6 +38,7 @@ struct job_settings {
         double persist_interval_s;
         uint32_t retention_count, on_full, world, local_world;
         uint32_t replica_count; /* copies in other nodes' memory */
+        bool has_spares;        /* spare nodes may come, and are the first choice for them */
         struct keep_rule rules[KEEP_RULES_MAX]; /* a version stays in storage if one of them keeps it */
         uint32_t rule_count;                    /* 0: all stay */
         char items[IPC_NAME_MAX]; /* "": versions keep all files, also if the sessions have different rules for them */
@@ -87,6 +88,8 @@ struct job *catalogue_job(struct catalogue *catalogue, const char *persist_path,
 struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_path, const char *name);
 /* Applies a trainer's settings to the job. Settings that come from a survival log have zeros where the log has no value. */
 void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings, const char *spelling);
+/* A spare node waits for the job: its agent keeps copies. The job's other settings stay. */
+void catalogue_job_await(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings, const char *spelling);
 /* The rule that a trainer's settings give. */
 struct keep_rule catalogue_rule(const struct ipc_hello *settings);
 /* Whether old versions are removed, or some of their files. */

@@ -192,6 +192,11 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
                 session->rule = catalogue_rule(hello);
                 catalogue_gather_rules(catalogue, job);
         }
+        if (hello->role == IPC_ROLE_SPARE && !is_another) {
+                if (!catalogue_session_count(catalogue, job))
+                        storage_take_variables(job, variables);
+                catalogue_job_await(catalogue, job, hello, spelling);
+        }
         if (!is_another) /* another connection of a known session, for a wait, changes nothing */
                 catalogue_signal(catalogue);
         return NEBULA_OK;
@@ -244,6 +249,9 @@ enum nebula_status request_hello(struct connection *connection, const void *payl
         if (!status && !known && hello->role == IPC_ROLE_TRAINER)
                 log_event(LOG_LEVEL_INFO, "rank %u of %u (process %u) has joined job \"%s\", storage %s", hello->rank, hello->world, hello->pid,
                          hello->job, hello->persist_path[0] ? hello->persist_path : "none");
+        if (!status && !known && hello->role == IPC_ROLE_SPARE)
+                log_event(LOG_LEVEL_INFO, "this node waits as a spare of job \"%s\" (process %u), storage %s", hello->job, hello->pid,
+                         hello->persist_path[0] ? hello->persist_path : "none");
         free(hello);
         vars_drop(variables);
         answer->body.welcome = (struct ipc_welcome){ catalogue->agent_nonce, os->pid(), IPC_VERSION };

@@ -467,12 +467,55 @@ static json_t *job_json(struct catalogue *catalogue, struct job *job)
                          (json_int_t)in_memory, "unsaved_count", (json_int_t)unsaved, "unsaved_bytes", (json_int_t)unsaved_bytes, "storage_count", (json_int_t)job->known.count, "persisting",
                          job_progress(job).is_busy, "storage_error", job_progress(job).error->message, "storage_failure_count",
                          (json_int_t)job_progress(job).failure_count, "verdict", verdict_json(job), "settings", settings_json(&job->settings));
+        json_object_set_new(body, "spare", json_boolean(catalogue_is_spare(catalogue, job)));
         json_object_set_new(body, "findings", json_pack("{s:I, s:I, s:I}", "rotten", (json_int_t)job->findings[FINDING_ROTTEN].count, "stale",
                                                      (json_int_t)job->findings[FINDING_STALE].count, "not_finite",
                                                      (json_int_t)job->findings[FINDING_NOT_FINITE].count));
         if (pulse)
                 json_object_set_new(body, "steps", pulse);
         return body;
+}
+
+/* The bytes of the copies that this node keeps for each other node. */
+static json_t *kept_json(const struct peer_listing *kept)
+{
+        json_t *nodes = json_object();
+
+        for (size_t i = 0; i < kept->count; i++) {
+                const struct peer_copy *copy = &kept->copies[i];
+                json_int_t bytes = json_integer_value(json_object_get(nodes, copy->owner));
+
+                for (size_t j = 0; j < copy->file_count; j++)
+                        bytes += copy->files[j].held ? (json_int_t)copy->files[j].size : 0;
+                json_object_set_new(nodes, copy->owner, json_integer(bytes));
+        }
+        return nodes;
+}
+
+/* Lock held; dropped meanwhile. `jobs` has a row for each job, in their order. */
+static void add_kept(struct catalogue *catalogue, json_t *jobs)
+{
+        struct job **list = calloc(json_array_size(jobs) + 1, sizeof *list);
+        size_t count = 0;
+
+        for (struct job *job = list ? catalogue->jobs : NULL; job; job = job->next) {
+                job->pins++;
+                list[count++] = job;
+        }
+        catalogue_unlock(catalogue);
+        for (size_t i = 0; i < count; i++) {
+                struct peer_listing kept;
+
+                replica_kept(catalogue, list[i], &kept);
+                json_object_set_new(json_array_get(jobs, i), "copies_kept", kept_json(&kept));
+                peer_listing_done(&kept);
+        }
+        catalogue_lock(catalogue);
+        for (size_t i = 0; i < count; i++)
+                list[i]->pins--;
+        if (count)
+                catalogue_signal(catalogue);
+        free(list);
 }
 
 static json_t *requests_json(const struct store_counts *counts)
@@ -536,6 +579,7 @@ static enum nebula_status status_text(struct catalogue *catalogue, const char *p
                           "memory_used", (json_int_t)memory->used, "memory_budget", (json_int_t)memory->budget, "memory_named",
                           (json_int_t)memory->named_used, "memory_directory", memory->directory, "stopping", catalogue->draining > 0,
                           "fetched_bytes", (json_int_t)manifest_read_bytes());
+        add_kept(catalogue, jobs);
         catalogue_unlock(catalogue);
         return to_text(json_pack("{s:o, s:s, s:o, s:o, s:o, s:o}", "agent", agent, "path", path, "jobs", jobs, "sessions", sessions, "queue",
                                  queue, "storage", storage_json()),

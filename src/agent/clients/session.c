@@ -475,6 +475,8 @@ static enum session_step serve_one(struct connection *connection)
                 session_await_scan(connection);
         if (!connection->session && type != IPC_HELLO)
                 status = error_set(&error, NEBULA_INVALID, 0, "the first request of a connection is HELLO");
+        else if (connection->session && connection->session->role == IPC_ROLE_SPARE && type != IPC_CONFIGURE && type != IPC_REPORT)
+                status = error_set(&error, NEBULA_INVALID, 0, "a spare node has no rank yet: it saves and loads when it takes part in the job");
         else if (connection->session && connection->session->role == IPC_ROLE_READER && !requests[type].is_reading)
                 status = error_set(&error, NEBULA_INVALID, 0, "a reader saves, publishes and removes nothing: nebulaml.init() or nebulaml.Session() opens a session that does");
         else

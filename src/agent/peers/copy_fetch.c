@@ -1,4 +1,5 @@
 /* Fetches a file from the memory of a peer that holds it. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -116,6 +117,10 @@ enum nebula_status replica_fetch(struct catalogue *catalogue, struct job *job, c
 
         if (!replica)
                 return error_set(error, NEBULA_NOT_FOUND, 0, "there are no peers");
+        if (copy_server_read(replica->server, job, tag, sequence, name, data, size)) {
+                log_event(LOG_LEVEL_INFO, "\"%s\" of %s: %" PRIu64 " MiB come from a copy in this node's own memory", name, tag, size >> 20);
+                return NEBULA_OK;
+        }
         error_set(error, NEBULA_NOT_FOUND, 0, "no peer holds \"%.100s\" of \"%.100s\" any more", name, tag);
         /* A copy may have moved since the listing: then all members are asked once more. */
         for (int round = 0; round < 2 && status; round++) {
@@ -124,6 +129,9 @@ enum nebula_status replica_fetch(struct catalogue *catalogue, struct job *job, c
 
                 for (size_t i = 0; status && i < count; i++) {
                         status = fetch_from(replica, job, &places[i].member, places[i].copy, places[i].file, data, size, error);
+                        if (!status)
+                                log_event(LOG_LEVEL_INFO, "\"%s\" of %s: %" PRIu64 " MiB come from the memory of node \"%s\"", name, tag, size >> 20,
+                                          places[i].member.node);
                         if (status)
                                 log_event(LOG_LEVEL_WARN, "\"%s\" of %s could not be read from node \"%s\": %s", name, tag, places[i].member.node,
                                           error ? error->message : "");

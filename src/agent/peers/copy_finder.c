@@ -72,6 +72,7 @@ struct question {
         const struct tls_key *key;
         const struct peer_hello *hello;
         const char *name; /* of the member; NULL: this node */
+        bool is_spare;
         struct member_copies found;
         enum nebula_status status;
         struct nebula_error error;
@@ -99,12 +100,12 @@ static void *ask_one(void *argument)
                 ask_own(question);
                 return NULL;
         }
-        question->status = member_load(question->store, question->name, &found->member, &question->error);
+        question->status = member_load(question->store, question->name, question->is_spare, &found->member, &question->error);
         if (!question->status)
                 question->status = ask_listing(&found->member, question->key, question->hello, question->replica->catalogue->agent_nonce,
                                                &found->listing, &question->error);
         if (question->status == NEBULA_UNAVAILABLE && !question->hello->is_reader)
-                member_remove_gone(question->store, question->name, question->replica->node);
+                member_remove_gone(question->store, question->name, question->is_spare, question->replica->node);
         return NULL;
 }
 
@@ -169,8 +170,8 @@ static enum nebula_status peer_copies_fill(struct replica *replica, struct peer_
         while (!status && at < count && os->now_ns() <= until) {
                 size_t some = 0;
 
-                for (; some < ASKED_AT_ONCE && at < count; some++)
-                        questions[some] = (struct question){ replica, job, store, &key, hello, members.names[order[at++]] };
+                for (; some < ASKED_AT_ONCE && at < count; some++, at++)
+                        questions[some] = (struct question){ replica, job, store, &key, hello, members.names[order[at]], order[at] >= members.count };
                 ask_at_once(questions, some);
                 peer_copies_add(peers, questions, some);
         }
@@ -552,15 +553,16 @@ bool replica_locate(struct catalogue *catalogue, struct version *version, const 
         const struct peer_file *file;
         struct peer_copies *peers;
         struct peer_listing kept;
+        bool asks_others = version->in_memory && is_small(version->job);
 
-        if (!replica || !version->job->settings.replica_count || !version->in_memory || !is_small(version->job))
+        if (!replica || !version->job->settings.replica_count)
                 return false;
         version->pins++;
         catalogue_unlock(catalogue);
         replica_kept(catalogue, version->job, &kept);
         lock_take(&replica->peer_copies_lock);
         file = held_file(&kept, version, name);
-        if (!file && !peer_copies_get(replica, version->job, LOCATING_NS, &peers, NULL))
+        if (!file && asks_others && !peer_copies_get(replica, version->job, LOCATING_NS, &peers, NULL))
                 for (size_t i = 0; i < peers->count && !file; i++)
                         file = held_file(&peers->members[i].listing, version, name);
         if (file) {

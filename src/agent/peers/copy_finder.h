@@ -24,8 +24,8 @@ void replica_kept(struct catalogue *catalogue, const struct job *job, struct pee
 /* Puts the other nodes' files of one version, which storage does not have, beside this node's share of it. False: no member was asked.
  * Lock held, released meanwhile. */
 bool replica_gather(struct catalogue *catalogue, struct version *version);
-/* Whether a peer holds the file of this version, of which this node still has its own share in memory. False, too: the job asks for no
- * replicas, or has too many nodes for each to ask all others. Lock held, released meanwhile. */
+/* Whether this node keeps a copy with the file of this version, or a peer holds one and this node still has its own share in memory. False,
+ * too: the job asks for no replicas. Peers are not asked in a job of too many nodes. Lock held, released meanwhile. */
 bool replica_locate(struct catalogue *catalogue, struct version *version, const char *name, uint64_t *ret_size, enum ipc_format *ret_format);
 /* The version with the other nodes' files that replica_gather has put beside this node's share; for that version, this node's share.
  * NULL: there is none. Lock held. */

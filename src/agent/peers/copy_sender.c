@@ -135,6 +135,11 @@ static enum nebula_status send_keep(struct replica *replica, struct channel *cha
         return status;
 }
 
+void replica_take_back(struct replica *replica, struct channel *channel)
+{
+        send_keep(replica, channel, 0, 0, NULL);
+}
+
 static enum nebula_status offer(struct replica *replica, struct channel *channel, const struct outgoing *outgoing, struct peer_answer *answer,
                                 struct nebula_error *error)
 {

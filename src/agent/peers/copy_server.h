@@ -32,6 +32,8 @@ enum nebula_status copy_server_add_key(struct copy_server *server, const struct 
  * lock; the job is pinned. */
 enum nebula_status copy_server_kept(struct copy_server *server, const struct job *job, struct peer_listing *ret_listing,
                                     struct nebula_error *error);
+/* Reads a file of a version from a copy that this node keeps, and checks it. False: no sound copy of it is here. Call as copy_server_kept. */
+bool copy_server_read(struct copy_server *server, const struct job *job, const char *tag, uint64_t sequence, const char *name, void *data, uint64_t size);
 /* Ends the threads and frees the memory. The catalogue must still exist. */
 void copy_server_free(struct copy_server *server);
 

@@ -4,11 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/log.h"
 #include "agent/memory/memory.h"
 #include "agent/memory/page_maker.h"
 #include "agent/peers/copy_server_private.h"
 #include "agent/peers/slots_private.h"
 #include "base/error.h"
+#include "sum/sum.h"
 
 static size_t piece_count(uint64_t size)
 {
@@ -82,6 +84,17 @@ void copy_server_copies_free(struct copy_server *server, struct copy *taken)
                 copy_free(server, taken);
                 taken = next;
         }
+}
+
+void copy_server_copy_read(struct copy_server *server, struct copy *copy)
+{
+        struct copy *taken;
+
+        lock_take(&server->copy_server_lock);
+        copy->users--;
+        taken = copy_server_copies_collect(server);
+        lock_give(&server->copy_server_lock);
+        copy_server_copies_free(server, taken);
 }
 
 static bool owner_connected(const struct copy_server *server, const struct copy *copy)
@@ -171,6 +184,54 @@ enum nebula_status copy_server_kept(struct copy_server *server, const struct job
         else
                 *ret_listing = listing;
         return status;
+}
+
+/* Both locks held. The file's number in the copy; SIZE_MAX: it does not have these bytes. */
+static size_t file_of(const struct copy *copy, const char *tag, uint64_t sequence, const char *name, uint64_t size)
+{
+        for (size_t i = 0; copy->what.sequence == sequence && !strcmp(copy->what.tag, tag) && i < copy->what.file_count; i++)
+                if (copy->images[i] && copy->what.files[i].size == size && !strcmp(copy->what.files[i].name, name))
+                        return i;
+        return SIZE_MAX;
+}
+
+/* A copy with that file, to be read until copy_server_copy_read; NULL: there is none. */
+static struct copy *copy_with(struct copy_server *server, const struct job *job, const char *tag, uint64_t sequence, const char *name,
+                              uint64_t size, size_t *ret_file)
+{
+        struct copy *copy;
+
+        lock_take(&server->copy_server_lock);
+        catalogue_lock(server->catalogue);
+        for (copy = server->copies; copy; copy = copy->next)
+                if (is_of_job(copy, job) && (*ret_file = file_of(copy, tag, sequence, name, size)) != SIZE_MAX)
+                        break;
+        if (copy)
+                copy->users++;
+        catalogue_unlock(server->catalogue);
+        lock_give(&server->copy_server_lock);
+        return copy;
+}
+
+bool copy_server_read(struct copy_server *server, const struct job *job, const char *tag, uint64_t sequence, const char *name, void *data, uint64_t size)
+{
+        size_t file;
+        struct copy *copy = copy_with(server, job, tag, sequence, name, size, &file);
+        bool is_sound = copy != NULL;
+
+        for (uint64_t at = 0; is_sound && at < size; at += PEER_PIECE_BYTES) {
+                size_t piece = size - at < PEER_PIECE_BYTES ? (size_t)(size - at) : PEER_PIECE_BYTES;
+                uint32_t crc32 = 0;
+                uint64_t crc64 = 0;
+
+                sum_copy_both((char *)data + at, (const char *)copy->images[file]->data + at, piece, &crc32, &crc64);
+                is_sound = crc64 == copy->chunks[file][at / PEER_PIECE_BYTES];
+        }
+        if (copy && !is_sound)
+                log_event(LOG_LEVEL_ERROR, "\"%s\" of %s is damaged in this node's copy for node \"%s\"", name, tag, copy->what.owner);
+        if (copy)
+                copy_server_copy_read(server, copy);
+        return is_sound;
 }
 
 static enum nebula_status fill_copy(struct copy_server *server, struct copy *copy, struct nebula_error *error)

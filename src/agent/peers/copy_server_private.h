@@ -95,6 +95,8 @@ bool copy_server_copy_is_for(const struct copy *copy, const struct peer *peer);
 /* Takes dropped copies that no thread reads off the list, for copy_server_copies_free. copy_server_lock held. */
 struct copy *copy_server_copies_collect(struct copy_server *server);
 void copy_server_copies_free(struct copy_server *server, struct copy *taken);
+/* The thread that has raised copy->users reads it no more. */
+void copy_server_copy_read(struct copy_server *server, struct copy *copy);
 
 /* Drops a copy that has not arrived whole. */
 void copy_server_drop_incoming(struct visitor *visitor);

@@ -172,7 +172,7 @@ static enum nebula_status serve_list(struct visitor *visitor, struct nebula_erro
         return status;
 }
 
-/* A piece of a copy that is kept for others. *ret_copy is used until done_with. */
+/* A piece of a copy that is kept for others. *ret_copy is used until copy_server_copy_read. */
 static bool copy_piece(struct visitor *visitor, const struct peer_fetch *fetch, struct copy **ret_copy, struct piece *ret_piece)
 {
         struct copy_server *server = visitor->server;
@@ -199,17 +199,6 @@ static bool copy_piece(struct visitor *visitor, const struct peer_fetch *fetch, 
         return true;
 }
 
-static void done_with(struct copy_server *server, struct copy *copy)
-{
-        struct copy *taken;
-
-        lock_take(&server->copy_server_lock);
-        copy->users--;
-        taken = copy_server_copies_collect(server);
-        lock_give(&server->copy_server_lock);
-        copy_server_copies_free(server, taken);
-}
-
 static enum nebula_status serve_fetch(struct visitor *visitor, struct nebula_error *error)
 {
         struct peer *peer = visitor->peer;
@@ -225,7 +214,7 @@ static enum nebula_status serve_fetch(struct visitor *visitor, struct nebula_err
         status = peer_send_data(peer, &(struct peer_data){ .copy = fetch.copy, .file = fetch.file, .offset = fetch.offset, .crc64 = piece.crc64 },
                                 piece.bytes, piece.size, error);
         if (copy)
-                done_with(visitor->server, copy);
+                copy_server_copy_read(visitor->server, copy);
         return status;
 }
 

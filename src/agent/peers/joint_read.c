@@ -71,7 +71,7 @@ static void *call_main(void *argument)
         struct nebula_error error;
         struct member member;
 
-        if (member_load(call->store, call->name, &member, &error) || peer_open(&member, call->key, call->hello, &call->peer, &error))
+        if (member_load(call->store, call->name, false, &member, &error) || peer_open(&member, call->key, call->hello, &call->peer, &error))
                 call->peer = NULL;
         peer_tls_thread_end();
         return NULL;

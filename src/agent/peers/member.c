@@ -17,6 +17,8 @@
 #define ADDRESS_CHARACTERS "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.:-_%"
 #define NODES_PREFIX ".nebula/nodes/"
 
+static const char *const endings[] = { [false] = ".json", [true] = ".spare" }; /* whether the node is a spare */
+
 enum nebula_status member_own_name(char ret_node[IPC_NAME_MAX], struct nebula_error *error)
 {
         const char *id = conf_env("NEBULA_NODE_ID");
@@ -70,8 +72,8 @@ enum nebula_status member_read(const char *text, size_t size, struct member *ret
         return reader.status;
 }
 
-/* .nebula/nodes/<encoded>.json. The job may have no storage. */
-static enum nebula_status record_key_of(const struct store *store, const char *node, char key[KEY_SIZE], struct nebula_error *error)
+/* The job may have no storage. */
+static enum nebula_status record_key_of(const struct store *store, const char *node, bool is_spare, char key[KEY_SIZE], struct nebula_error *error)
 {
         char encoded[256];
         enum nebula_status status;
@@ -79,12 +81,12 @@ static enum nebula_status record_key_of(const struct store *store, const char *n
         if (!store)
                 return error_set(error, NEBULA_INVALID, 0, "peers are found through a storage path, and this job has none: set NEBULA_PEERS");
         status = name_encode(node, encoded, error);
-        if (!status && snprintf(key, KEY_SIZE, NODES_PREFIX "%s.json", encoded) >= KEY_SIZE)
+        if (!status && snprintf(key, KEY_SIZE, NODES_PREFIX "%s%s", encoded, endings[is_spare]) >= KEY_SIZE)
                 status = error_set(error, NEBULA_INVALID, 0, "the name of node \"%.100s\" is too long", node);
         return status;
 }
 
-enum nebula_status member_announce(struct store *store, const struct member *own, struct nebula_error *error)
+enum nebula_status member_announce(struct store *store, const struct member *own, bool is_spare, struct nebula_error *error)
 {
         char key[KEY_SIZE], *text;
         size_t size;
@@ -92,7 +94,7 @@ enum nebula_status member_announce(struct store *store, const struct member *own
 
         if (conf_env("NEBULA_PEERS"))
                 return NEBULA_OK;
-        status = record_key_of(store, own->node, key, error);
+        status = record_key_of(store, own->node, is_spare, key, error);
         if (!status)
                 status = member_format(own, &text, &size, error);
         if (status)
@@ -121,27 +123,37 @@ static enum nebula_status record_load(struct store *store, const char *node, con
         return status;
 }
 
-void member_withdraw(struct store *store, const struct member *own)
+static void withdraw(struct store *store, const struct member *own, bool is_spare, bool is_anyones)
 {
         struct store_victim victim = { 0 };
         struct member there;
         char key[KEY_SIZE];
 
-        /* Another agent of this node may have taken over the name. */
-        if (conf_env("NEBULA_PEERS") || record_key_of(store, own->node, key, NULL) ||
-            record_load(store, own->node, key, &there, &victim.stamp, NULL) || there.nonce != own->nonce)
+        if (conf_env("NEBULA_PEERS") || record_key_of(store, own->node, is_spare, key, NULL) ||
+            record_load(store, own->node, key, &there, &victim.stamp, NULL) || (!is_anyones && there.nonce != own->nonce))
                 return;
         victim.key = key;
         store->ops->remove(store, &victim, 1, NULL);
 }
 
+void member_withdraw(struct store *store, const struct member *own, bool is_spare)
+{
+        withdraw(store, own, is_spare, false); /* another agent of this node may have taken over the name */
+}
+
+void member_replace(struct store *store, const struct member *own, bool is_spare)
+{
+        withdraw(store, own, !is_spare, true);
+}
+
 /* A node that only cannot be reached from here keeps its record for as long as it takes part in restarts. */
-void member_remove_gone(struct store *store, const char *node, const char *own_node)
+void member_remove_gone(struct store *store, const char *node, bool is_spare, const char *own_node)
 {
         struct store_entry own = { 0 }, there = { 0 };
         char own_key[KEY_SIZE], key[KEY_SIZE];
 
-        if (conf_env("NEBULA_PEERS") || record_key_of(store, own_node, own_key, NULL) || record_key_of(store, node, key, NULL))
+        if (conf_env("NEBULA_PEERS") || record_key_of(store, own_node, false, own_key, NULL) ||
+            record_key_of(store, node, is_spare, key, NULL))
                 return;
         if (!store->ops->stat(store, own_key, &own, NULL) && !store->ops->stat(store, key, &there, NULL) && !there.is_foreign &&
             own.time_ns - there.time_ns > MEMBER_GONE_NS) {
@@ -159,23 +171,25 @@ static int compare_names(const void *a, const void *b)
         return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-static enum nebula_status add_name(struct member_list *list, const char *name, struct nebula_error *error)
+/* Spare nodes come after all others. */
+static enum nebula_status add_name(struct member_list *list, const char *name, bool is_spare, struct nebula_error *error)
 {
         char **names = NULL;
+        size_t count = list->count + list->spare_count;
 
-        if (list->count >= MEMBER_MAX)
+        if (count >= MEMBER_MAX)
                 return error_set(error, NEBULA_INVALID, 0, "there are more than %d nodes", MEMBER_MAX);
-        if (!(list->count & (list->count - 1)))
-                names = realloc(list->names, (list->count ? list->count * 2 : 1) * sizeof *names);
+        if (!(count & (count - 1)))
+                names = realloc(list->names, (count ? count * 2 : 1) * sizeof *names);
         else
                 names = list->names;
         if (!names)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list of nodes");
         list->names = names;
-        names[list->count] = strdup(name);
-        if (!names[list->count])
+        names[count] = strdup(name);
+        if (!names[count])
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list of nodes");
-        list->count++;
+        *(is_spare ? &list->spare_count : &list->count) += 1;
         return NEBULA_OK;
 }
 
@@ -193,7 +207,7 @@ static enum nebula_status names_of_setting(const char *setting, struct member_li
                 if (!status && !member.port)
                         status = error_set(error, NEBULA_INVALID, 0, "NEBULA_PEERS names \"%.100s\" without a port", item);
                 if (!status)
-                        status = add_name(list, item, error);
+                        status = add_name(list, item, false, error);
         }
         free(text);
         return status;
@@ -226,23 +240,29 @@ static enum nebula_status list_records(struct store *store, struct store_list *r
         return store_list_all(store, NODES_PREFIX, false, ret_records, error);
 }
 
-/* Records of other users are no nodes of this user. */
+/* The node of a record; false: the entry is no record of that kind. Records of other users are no nodes of this user. */
+static bool node_of(const struct store_entry *entry, bool is_spare, char node[256])
+{
+        char name[KEY_SIZE];
+        const char *ending = endings[is_spare];
+        int length = snprintf(name, sizeof name, "%s", entry->key + sizeof NODES_PREFIX - 1) - (int)strlen(ending);
+
+        if (entry->is_prefix || entry->is_link || entry->is_foreign || length <= 0 || length >= KEY_SIZE || strcmp(name + length, ending))
+                return false;
+        name[length] = 0;
+        return !name_decode(name, node, NULL);
+}
+
 static enum nebula_status names_of_records(struct store *store, struct member_list *list, struct nebula_error *error)
 {
         struct store_list records = { 0 };
+        char node[256];
         enum nebula_status status = list_records(store, &records, error);
 
-        for (size_t i = 0; !status && i < records.count; i++) {
-                const struct store_entry *entry = &records.entries[i];
-                char *name = entry->key + sizeof NODES_PREFIX - 1, node[256];
-                size_t length = strlen(name);
-
-                if (entry->is_prefix || entry->is_link || entry->is_foreign || length <= 5 || strcmp(name + length - 5, ".json"))
-                        continue;
-                name[length - 5] = 0;
-                if (!name_decode(name, node, NULL))
-                        status = add_name(list, node, error);
-        }
+        for (int is_spare = 0; is_spare <= 1; is_spare++)
+                for (size_t i = 0; !status && i < records.count; i++)
+                        if (node_of(&records.entries[i], is_spare, node))
+                                status = add_name(list, node, is_spare, error);
         store_list_done(&records);
         return status;
 }
@@ -252,7 +272,7 @@ enum nebula_status member_names(struct store *store, struct member_list *ret_lis
         const char *setting = conf_env("NEBULA_PEERS");
         struct member_list list = { 0 };
         char key[KEY_SIZE];
-        enum nebula_status status = setting ? names_of_setting(setting, &list, error) : record_key_of(store, "n", key, error);
+        enum nebula_status status = setting ? names_of_setting(setting, &list, error) : record_key_of(store, "n", false, key, error);
 
         if (!setting && !status)
                 status = names_of_records(store, &list, error);
@@ -262,19 +282,21 @@ enum nebula_status member_names(struct store *store, struct member_list *ret_lis
         }
         if (list.count)
                 qsort(list.names, list.count, sizeof *list.names, compare_names);
+        if (list.spare_count)
+                qsort(list.names + list.count, list.spare_count, sizeof *list.names, compare_names);
         *ret_list = list;
         return NEBULA_OK;
 }
 
 void member_list_done(struct member_list *list)
 {
-        for (size_t i = 0; i < list->count; i++)
+        for (size_t i = 0; i < list->count + list->spare_count; i++)
                 free(list->names[i]);
         free(list->names);
         memset(list, 0, sizeof *list);
 }
 
-enum nebula_status member_load(struct store *store, const char *node, struct member *ret_member, struct nebula_error *error)
+enum nebula_status member_load(struct store *store, const char *node, bool is_spare, struct member *ret_member, struct nebula_error *error)
 {
         struct store_entry entry = { 0 };
         char key[KEY_SIZE];
@@ -282,7 +304,7 @@ enum nebula_status member_load(struct store *store, const char *node, struct mem
 
         if (conf_env("NEBULA_PEERS"))
                 return member_parse("NEBULA_PEERS", node, ret_member, error);
-        status = record_key_of(store, node, key, error);
+        status = record_key_of(store, node, is_spare, key, error);
         if (!status)
                 status = store->ops->stat(store, key, &entry, error);
         if (!status && entry.is_foreign)

@@ -4,8 +4,10 @@
 
 static void job_configured(const struct catalogue *catalogue, struct job *job)
 {
-        job->is_served |= job->settings.replica_count > 0;
-        job->copies->announce_due |= catalogue_session_count(catalogue, job) == 1;
+        bool is_spare = catalogue_is_spare(catalogue, job);
+
+        job->is_served |= job->settings.replica_count > 0 || is_spare;
+        job->copies->announce_due |= is_spare || catalogue_session_count(catalogue, job) == 1;
 }
 
 const struct room peers_room = {

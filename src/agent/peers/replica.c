@@ -18,6 +18,8 @@
 #define RETRY_NS (5 * SECOND_NS)      /* after a failure */
 #define KEPT_NS (30 * SECOND_NS)      /* while this node keeps copies of a job that nobody needs here: whether it still does */
 #define LOOK_MS 1000                  /* while a connection is open: whether the peer is still there */
+#define SPARE_FIRST_NS SECOND_NS      /* a job that may have spare nodes looks for one so long after it has chosen another node, */
+#define SPARE_MOST_NS (32 * SECOND_NS) /* and then after twice the time, up to this one */
 
 bool replica_only_reads(struct replica *replica, const struct job *job)
 {
@@ -80,14 +82,27 @@ enum nebula_status replica_store(struct replica *replica, struct job *job, struc
         return job->persist_path[0] ? storage_open(replica->catalogue, job, ret_store, error) : NEBULA_OK;
 }
 
+/* Whether another job of that path needs this node's record of that kind. */
+static bool is_shared(const struct replica *replica, const struct fan *fan, bool as_spare)
+{
+        const struct fan *other = replica->fans;
+
+        while (other && (other == fan || !other->announced || other->as_spare != as_spare || strcmp(other->job->persist_path, fan->job->persist_path)))
+                other = other->next;
+        return other;
+}
+
 /* Opens the listener, takes the key and writes the record of this node, once per job. */
 static enum nebula_status announce(struct replica *replica, struct fan *fan, struct nebula_error *error)
 {
         struct member own;
         struct store *store;
+        bool is_spare, has_spares;
         enum nebula_status status;
 
         catalogue_lock(replica->catalogue);
+        is_spare = catalogue_is_spare(replica->catalogue, fan->job);
+        has_spares = is_spare || fan->as_spare || fan->job->settings.has_spares;
         catalogue_create_as(fan->job);
         catalogue_unlock(replica->catalogue);
         status = replica_store(replica, fan->job, &store, error);
@@ -101,8 +116,12 @@ static enum nebula_status announce(struct replica *replica, struct fan *fan, str
                 lock_take(&replica->own_lock);
                 replica->own = own;
                 lock_give(&replica->own_lock);
-                status = member_announce(store, &own, error);
+                status = member_announce(store, &own, is_spare, error);
         }
+        if (!status && has_spares && !is_shared(replica, fan, !is_spare))
+                member_replace(store, &own, is_spare);
+        if (!status)
+                fan->as_spare = is_spare;
         fan->announced |= !status;
         return status;
 }
@@ -111,11 +130,13 @@ enum nebula_status replica_members(struct replica *replica, struct store *store,
                                    size_t **ret_order, size_t *ret_count, struct nebula_error *error)
 {
         char self[IPC_NAME_MAX + 16];
+        const char *const *names;
+        size_t spares;
         enum nebula_status status = member_names(store, ret_list, error);
 
         if (status)
                 return status;
-        *ret_order = calloc(ret_list->count + 1, sizeof **ret_order);
+        *ret_order = calloc(ret_list->count + ret_list->spare_count + 1, sizeof **ret_order);
         if (!*ret_order) {
                 member_list_done(ret_list);
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a list of nodes");
@@ -127,7 +148,11 @@ enum nebula_status replica_members(struct replica *replica, struct store *store,
         } else {
                 snprintf(self, sizeof self, "%s", replica->node);
         }
-        *ret_count = placement_order((const char *const *)ret_list->names, ret_list->count, self, *ret_order);
+        names = (const char *const *)ret_list->names;
+        spares = placement_order(names + ret_list->count, ret_list->spare_count, self, *ret_order);
+        for (size_t i = 0; i < spares; i++)
+                (*ret_order)[i] += ret_list->count;
+        *ret_count = spares + placement_order(names, ret_list->count, self, *ret_order + spares);
         return NEBULA_OK;
 }
 
@@ -141,9 +166,37 @@ static bool is_taken(const struct replica *replica, const struct fan *fan, uint6
         return taken;
 }
 
+static bool is_among(char *const *names, size_t count, const char *name)
+{
+        size_t i = 0;
+
+        while (i < count && strcmp(names[i], name))
+                i++;
+        return i < count;
+}
+
+/* How many of the ordered members are a better choice than the one that has the copy, on its channel `before`: spare nodes, if it is none; or,
+ * if it was one and none is there now, the nodes before it on the ring. */
+static size_t better_count(const struct member_list *members, const size_t *order, size_t count, const struct channel *before)
+{
+        const char *node = before->peer->hello.node;
+        size_t better = 0;
+
+        if (is_among(members->names + members->count, members->spare_count, node))
+                return 0;
+        if (members->spare_count)
+                while (better < count && order[better] >= members->count)
+                        better++;
+        else if (before->is_spare)
+                while (better < count && strcmp(members->names[order[better]], node))
+                        better++;
+        return better;
+}
+
 /* Connects to the first member in order that answers and has no copy yet. If the time is up before all were asked, the next attempt
- * continues there: nodes that are gone for good leave records, perhaps many. */
-static enum nebula_status channel_open(struct replica *replica, const struct fan *fan, struct channel *channel, struct nebula_error *error)
+ * continues there: nodes that are gone for good leave records, perhaps many. `before`: to a better one than its peer; NULL: to any. */
+static enum nebula_status channel_open(struct replica *replica, const struct fan *fan, struct channel *channel, const struct channel *before,
+                                       struct nebula_error *error)
 {
         struct peer_hello *hello = replica_hello(replica, channel->job, false);
         struct member_list members = { 0 };
@@ -156,11 +209,14 @@ static enum nebula_status channel_open(struct replica *replica, const struct fan
 
         if (!status)
                 status = replica_members(replica, store, &members, &order, &count, error);
+        if (!status && before)
+                count = better_count(&members, order, count, before);
         i = channel->passed_over < count ? channel->passed_over : 0;
         for (; !status && !channel->peer && i < count && os->now_ns() < until; i++) {
+                bool is_spare = order[i] >= members.count;
                 struct member member;
                 struct peer *peer;
-                enum nebula_status result = member_load(store, members.names[order[i]], &member, &failure);
+                enum nebula_status result = member_load(store, members.names[order[i]], is_spare, &member, &failure);
 
                 if (!result && member.nonce && is_taken(replica, fan, member.nonce))
                         continue;
@@ -168,12 +224,14 @@ static enum nebula_status channel_open(struct replica *replica, const struct fan
                         result = peer_open(&member, &fan->key, hello, &peer, &failure);
                 if (!result && is_taken(replica, fan, peer->hello.nonce))
                         peer_free(peer); /* NEBULA_PEERS has another name for it, or for this node */
-                else if (!result)
+                else if (!result) {
                         channel->peer = peer;
-                else if (!first.status)
+                        channel->is_spare = is_spare;
+                        channel->place = i;
+                } else if (!first.status)
                         first = failure;
                 if (result == NEBULA_UNAVAILABLE)
-                        member_remove_gone(store, members.names[order[i]], replica->node);
+                        member_remove_gone(store, members.names[order[i]], is_spare, replica->node);
         }
         channel->passed_over = channel->peer || i == count ? 0 : i;
         if (!status && !channel->peer) {
@@ -183,7 +241,7 @@ static enum nebula_status channel_open(struct replica *replica, const struct fan
                 else
                         error_set(error, status, 0, "there is no other node yet%s", channel->index ? " for one more copy" : "");
         }
-        if (channel->peer && first.status)
+        if (channel->peer && first.status && !before)
                 log_event(LOG_LEVEL_WARN, "copies of job \"%s\" go to node \"%s\" instead: %s", channel->job->name, channel->peer->hello.node, first.message);
         free(order);
         member_list_done(&members);
@@ -231,20 +289,85 @@ static bool all_copied(const struct version *version)
         return true;
 }
 
+/* Lock held. The next version goes to another member, and that one is asked for copies. */
+static void forget_copies(const struct channel *channel)
+{
+        for (struct version *version = channel->job->versions; version; version = version->next)
+                version->copies->nonces[channel->index] = 0;
+}
+
+/* Sends the version to a spare node, if one has come since this channel was opened, and keeps the old copy until then. True: it was sent, and
+ * the channel now leads there. */
+static bool moves(struct replica *replica, const struct fan *fan, struct channel *channel, struct version *version)
+{
+        struct channel better = { .job = channel->job, .index = channel->index };
+        struct nebula_error error = { 0 };
+        bool broken;
+
+        channel->pause_ns = channel->pause_ns * 2 < SPARE_MOST_NS ? channel->pause_ns * 2 : SPARE_MOST_NS;
+        channel->look_ns = os->now_ns() + channel->pause_ns;
+        if (channel_open(replica, fan, &better, channel, &error))
+                return false;
+        if (replica_send(replica, &better, version, &broken, &error)) {
+                log_event(LOG_LEVEL_INFO, "copies of job \"%s\" stay on node \"%s\": %s", channel->job->name, channel->peer->hello.node, error.message);
+                channel_close(&better);
+                return false;
+        }
+        log_event(LOG_LEVEL_INFO, "copies of job \"%s\" go to node \"%s\" from now on", channel->job->name, better.peer->hello.node);
+        replica_take_back(replica, channel);
+        channel_close(channel);
+        channel->peer = better.peer;
+        channel->is_spare = better.is_spare;
+        return true;
+}
+
+/* Opens the channel if it is shut, and sends the version. A spare node without room leaves it to the next member. *ret_moved: older versions
+ * have no copy any more. */
+static enum nebula_status send_one(struct replica *replica, const struct fan *fan, struct channel *channel, struct version *version, bool *ret_moved,
+                                   bool *ret_broken, struct nebula_error *error)
+{
+        bool has_spares;
+        enum nebula_status status = NEBULA_OK;
+
+        catalogue_lock(replica->catalogue);
+        has_spares = channel->job->settings.has_spares;
+        catalogue_unlock(replica->catalogue);
+        if (channel->peer && has_spares && channel->look_ns <= os->now_ns() && moves(replica, fan, channel, version)) {
+                *ret_moved = true;
+                return NEBULA_OK;
+        }
+        while (!status) {
+                if (!channel->peer) {
+                        status = channel_open(replica, fan, channel, NULL, error);
+                        channel->pause_ns = SPARE_FIRST_NS;
+                        channel->look_ns = os->now_ns() + SPARE_FIRST_NS;
+                }
+                if (status)
+                        break;
+                status = replica_send(replica, channel, version, ret_broken, error);
+                if (status != NEBULA_NO_MEMORY || *ret_broken || !channel->is_spare)
+                        break;
+                log_event(LOG_LEVEL_INFO, "spare node \"%s\" has no room for copies of job \"%s\"", channel->peer->hello.node, channel->job->name);
+                channel->passed_over = channel->place + 1;
+                channel_close(channel);
+                *ret_moved = true;
+                status = NEBULA_OK;
+        }
+        return status;
+}
+
 /* Lock held; dropped while sending. */
 static void replicate_one(struct replica *replica, const struct fan *fan, struct channel *channel, struct version *version)
 {
         struct catalogue *catalogue = replica->catalogue;
         struct job *job = channel->job;
         struct nebula_error error = { 0 };
-        bool broken = true;
+        bool broken = true, moved = false;
         enum nebula_status status;
 
         version->pins++;
         catalogue_unlock(catalogue);
-        status = channel->peer ? NEBULA_OK : channel_open(replica, fan, channel, &error);
-        if (!status)
-                status = replica_send(replica, channel, version, &broken, &error);
+        status = send_one(replica, fan, channel, version, &moved, &broken, &error);
         if (status)
                 complain(channel, version->tag, &error);
         else
@@ -253,6 +376,8 @@ static void replicate_one(struct replica *replica, const struct fan *fan, struct
                 channel_close(channel);
         catalogue_lock(catalogue);
         version->pins--;
+        if (moved)
+                forget_copies(channel);
         if (status) {
                 job->copies->error = error;
                 channel->retry_at_ns = os->now_ns() + RETRY_NS;
@@ -280,8 +405,7 @@ static int64_t tend_channel(struct replica *replica, const struct fan *fan, stru
         if (channel->peer && peer_gone(channel->peer)) {
                 log_event(LOG_LEVEL_WARN, "node \"%s\", which holds copies of job \"%s\", has gone", channel->peer->hello.node, job->name);
                 channel_close(channel);
-                for (version = job->versions; version; version = version->next)
-                        version->copies->nonces[channel->index] = 0; /* the newest version goes to another member */
+                forget_copies(channel);
         }
         version = candidate(channel);
         if (version && channel->retry_at_ns <= now) {
@@ -305,13 +429,14 @@ static int64_t tend(struct replica *replica, struct job *job, bool *ret_worked)
         int64_t now = os->now_ns(), due = INT64_MAX;
         struct nebula_error error = { 0 };
         struct channel *first;
+        bool is_listed = job->settings.replica_count || catalogue_is_spare(catalogue, job);
         enum nebula_status status;
 
         if (!fan)
                 return now + RETRY_NS;
         fan->look_ns = 0;
         first = &fan->channels[0];
-        if (!fan->announced || job->copies->announce_due) {
+        if (is_listed && (!fan->announced || job->copies->announce_due)) {
                 if (!fan->announced && first->retry_at_ns > now)
                         return first->retry_at_ns;
                 job->copies->announce_due = false;
@@ -341,16 +466,28 @@ static int64_t tend(struct replica *replica, struct job *job, bool *ret_worked)
         return due;
 }
 
-/* The record of this node stays if another job of that path needs it. */
+/* Lock held; dropped meanwhile. A spare node whose program has ended is no choice for copies any more; those that it has stay. */
+static void stand_down(struct replica *replica, struct job *job, struct fan *fan)
+{
+        struct store *store;
+
+        if (!fan || !fan->as_spare || catalogue_session_count(replica->catalogue, job) || catalogue_is_spare(replica->catalogue, job))
+                return;
+        job->pins++;
+        catalogue_unlock(replica->catalogue);
+        if (!is_shared(replica, fan, true) && !replica_store(replica, job, &store, NULL))
+                member_withdraw(store, &replica->own, true);
+        fan->announced = fan->as_spare = false;
+        catalogue_lock(replica->catalogue);
+        job->pins--;
+}
+
 static void leave(struct replica *replica, const struct fan *fan)
 {
         struct store *store;
 
-        for (const struct fan *other = replica->fans; other; other = other->next)
-                if (other != fan && other->announced && !strcmp(other->job->persist_path, fan->job->persist_path))
-                        return;
-        if (fan->announced && !replica_store(replica, fan->job, &store, NULL))
-                member_withdraw(store, &replica->own);
+        if (fan->announced && !is_shared(replica, fan, fan->as_spare) && !replica_store(replica, fan->job, &store, NULL))
+                member_withdraw(store, &replica->own, fan->as_spare);
 }
 
 static void fan_free(struct replica *replica, struct fan *fan)
@@ -421,9 +558,11 @@ static void *replica_main(void *argument)
                 for (struct job *job = catalogue->jobs; job && !catalogue->stopping; job = job->next) {
                         int64_t at = INT64_MAX;
 
+                        if (job->is_served)
+                                stand_down(replica, job, fan_get(replica, job));
                         if (job->is_served && !catalogue_job_is_needed(catalogue, job))
                                 at = let_go(replica, job);
-                        else if (job->is_served && job->settings.replica_count)
+                        else if (job->is_served)
                                 at = tend(replica, job, &worked);
                         due = at < due ? at : due;
                 }

@@ -25,15 +25,18 @@ struct channel {
         size_t index;             /* which copy */
         struct peer *peer;        /* NULL: none */
         int64_t retry_at_ns;
-        size_t passed_over;       /* members, best first, that did not answer the last attempt before its time was up */
+        size_t place;             /* of the peer, in the order of the members when it was chosen */
+        size_t passed_over;       /* members, best first, that the next attempt leaves out: spare nodes without room, or nodes that did not answer before the time was up */
         char failed_text[512];    /* the last one in the log */
+        bool is_spare;            /* the peer was one when it was chosen */
+        int64_t look_ns, pause_ns; /* when to look for a spare node again, and the pause after that */
 };
 /* All connections of one job, each to another member. Only the replica thread uses them. */
 struct fan {
         struct fan *next;
         struct job *job;
         struct tls_key key;
-        bool announced;
+        bool announced, as_spare;
         int64_t look_ns; /* when to look whether this node keeps copies of the job, which nobody needs here; 0: it is needed */
         struct channel channels[REPLICA_MAX];
 };
@@ -58,12 +61,14 @@ struct peer_hello *replica_hello(const struct replica *replica, const struct job
 bool replica_only_reads(struct replica *replica, const struct job *job);
 /* Opens the job's storage; NULL: it has none. */
 enum nebula_status replica_store(struct replica *replica, struct job *job, struct store **ret_store, struct nebula_error *error);
-/* All other members, best first. `store` may be NULL. */
+/* All other members, best first: spare nodes (from index ret_list->count on), then the others. `store` may be NULL. */
 enum nebula_status replica_members(struct replica *replica, struct store *store, struct member_list *ret_list,
                                    size_t **ret_order, size_t *ret_count, struct nebula_error *error);
 /* Sends a pinned version and waits for its acknowledgement. After a failure without *ret_broken the connection is still usable. */
 enum nebula_status replica_send(struct replica *replica, struct channel *channel, struct version *version, bool *ret_broken,
                                 struct nebula_error *error);
+/* The peer is to drop all copies of this node's versions of the job. */
+void replica_take_back(struct replica *replica, struct channel *channel);
 /* The copies of a job that one member holds. */
 struct member_copies {
         struct member member;

@@ -5,10 +5,18 @@
 #include "agent/persist/slots_private.h"
 #include "agent/persist/storage.h"
 #include "agent/rooms.h"
+#include "os/os.h"
 
 static void job_begins(struct job *job)
 {
         job->persist->last_start_ns = INT64_MIN;
+}
+
+static void job_configured(const struct catalogue *catalogue, struct job *job)
+{
+        (void)catalogue;
+        if (job->scan_due && !job->storage->asked_ns)
+                job->storage->asked_ns = os->now_ns();
 }
 
 static bool job_works(const struct job *job)
@@ -45,6 +53,7 @@ const struct room persist_room = {
                        { offsetof(struct job, persist), sizeof(struct job_persist) } },
         .version_slots = { { offsetof(struct version, persist), sizeof(struct version_persist) } },
         .job_begins = job_begins,
+        .job_configured = job_configured,
         .job_works = job_works,
         .job_ends = job_ends,
         .version_leaves_memory = version_leaves_memory,

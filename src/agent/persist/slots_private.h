@@ -71,6 +71,10 @@ struct job_storage {
         struct unfinished ended;       /* uploads of versions that are not written any more, for the worker to end */
         int64_t scan_at_ns;            /* not before this time: the last scan has failed */
         uint32_t scan_attempt;         /* failed scans since the last success */
+        int64_t asked_ns;              /* since when the first scan of a run is due; 0: it is not */
+        uint32_t searches;             /* searches that list the path now, and leave their list to the scan that is due */
+        struct manifest_scan *found;   /* such a list; NULL: none */
+        uint64_t found_beginning;      /* the run's (ancestry.h) when that list was begun */
         bool is_scanning;
         bool was_scanned;              /* scanned by any run */
         uint32_t mount_length;         /* as in struct store, for the next agent */

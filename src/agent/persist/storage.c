@@ -138,8 +138,16 @@ void storage_adopt_mount(struct job *job, uint32_t mount_length)
                 job->storage->mount_length = mount_length;
 }
 
+static void found_free(struct manifest_scan *found)
+{
+        if (found)
+                manifest_scan_done(found);
+        free(found);
+}
+
 void storage_close(struct job *job)
 {
+        found_free(job->storage->found);
         store_close(job->storage->store);
         for (size_t i = 0; i < job->storage->former_count; i++)
                 store_close(job->storage->former[i]);
@@ -243,12 +251,64 @@ static void fill_rewritten(struct catalogue *catalogue, struct job *job, struct 
         }
 }
 
+bool storage_search_begins(struct catalogue *catalogue, struct job *job, uint64_t *ret_beginning)
+{
+        bool leaves;
+
+        catalogue_lock(catalogue);
+        leaves = job->scan_due && !job->storage->is_scanning;
+        job->storage->searches += leaves;
+        *ret_beginning = ancestry_beginning(job);
+        catalogue_unlock(catalogue);
+        return leaves;
+}
+
+void storage_search_ends(struct catalogue *catalogue, struct job *job, struct manifest_scan *scan, uint64_t beginning)
+{
+        struct manifest_scan *found = scan ? malloc(sizeof *found) : NULL, *former;
+
+        if (found)
+                *found = *scan;
+        else if (scan)
+                manifest_scan_done(scan);
+        catalogue_lock(catalogue);
+        former = job->storage->found;
+        job->storage->found = found;
+        job->storage->found_beginning = beginning;
+        job->storage->searches--;
+        job->storage->asked_ns = 0;
+        catalogue_signal(catalogue);
+        catalogue_unlock(catalogue);
+        found_free(former);
+}
+
+/* The list of a search that was begun in this run. False: there is none. */
+static bool take_found(struct catalogue *catalogue, struct job *job, uint64_t beginning, struct manifest_scan *ret_scan)
+{
+        struct manifest_scan *found;
+        bool is_of_run;
+
+        catalogue_lock(catalogue);
+        found = job->storage->found;
+        job->storage->found = NULL;
+        is_of_run = found && job->storage->found_beginning == beginning;
+        catalogue_unlock(catalogue);
+        if (is_of_run)
+                *ret_scan = *found;
+        else if (found)
+                manifest_scan_done(found);
+        free(found);
+        return is_of_run;
+}
+
 /* The version that a resume would load: the job's verdict names its damage before that. */
 static void fill_newest(const struct job *job, struct store *store, struct manifest_scan *scan)
 {
         struct manifest newest;
-        int64_t index;
+        int64_t index = manifest_scan_newest(scan, job->name);
 
+        if (index >= 0 && scan->confirmed == scan->manifests[index].sequence && !scan->manifests[index].is_brief)
+                return;
         if (manifest_scan_load_newest(store, scan, job->name, &newest, &index, NULL))
                 return;
         manifest_done(&scan->manifests[index]);
@@ -269,7 +329,7 @@ static enum nebula_status scan_once(struct catalogue *catalogue, struct job *job
         catalogue_lock(catalogue);
         beginning = ancestry_beginning(job);
         catalogue_unlock(catalogue);
-        status = manifest_scan_index(store, &scan, &failure);
+        status = take_found(catalogue, job, beginning, &scan) ? NEBULA_OK : manifest_scan_index(store, &scan, &failure);
         if (status == NEBULA_NOT_FOUND) {
                 memset(&scan, 0, sizeof scan); /* the path need not exist yet */
         } else if (status) {

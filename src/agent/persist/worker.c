@@ -23,6 +23,7 @@
 #include "os/thread.h"
 
 #define SECOND_NS 1000000000
+#define SEARCH_NS ((int64_t)SECOND_NS) /* a program that begins with a search has begun it by then */
 #define RETRY_FIRST_NS (SECOND_NS / 2)
 #define RETRY_MOST_NS (30 * (int64_t)SECOND_NS)
 
@@ -233,13 +234,22 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
                 retain(catalogue, job, os->now_ns(), &(int64_t){ INT64_MAX });
 }
 
+/* Most programs begin with a search, which lists the path, too. Each request to a far storage costs money and time. A program that saves first
+ * does not wait. */
+static int64_t search_until(const struct job *job)
+{
+        return strstr(job->persist_path, "://") && !job->versions && job->storage->asked_ns ? job->storage->asked_ns + SEARCH_NS : 0;
+}
+
 static bool scan_is_due(const struct job *job, int64_t now, int64_t *due)
 {
-        if (!job->scan_due)
+        int64_t at = search_until(job) > job->storage->scan_at_ns ? search_until(job) : job->storage->scan_at_ns;
+
+        if (!job->scan_due || job->storage->searches)
                 return false;
-        if (job->storage->scan_at_ns > now)
-                *due = earlier(*due, job->storage->scan_at_ns);
-        return job->storage->scan_at_ns <= now;
+        if (at > now)
+                *due = earlier(*due, at);
+        return at <= now;
 }
 
 static void scan_one(struct catalogue *catalogue, struct job *job)
@@ -248,6 +258,7 @@ static void scan_one(struct catalogue *catalogue, struct job *job)
         enum nebula_status status;
 
         job->scan_due = false;
+        job->storage->asked_ns = 0;
         job->persist->is_busy = job->storage->is_scanning = true;
         catalogue_unlock(catalogue);
         status = storage_scan(catalogue, job, &error);

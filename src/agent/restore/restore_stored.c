@@ -36,11 +36,28 @@ enum nebula_status restore_check_files(struct store *store, const struct manifes
         return status;
 }
 
+/* In most cases the index is right, and nothing is missing. */
+static bool newest_is_sound(struct store *store, const struct manifest_scan *scan, const char *job, bool any_job, struct manifest *ret_manifest)
+{
+        int64_t index = manifest_scan_newest(scan, job);
+
+        if (index < 0 && any_job)
+                index = manifest_scan_newest(scan, NULL);
+        if (index < 0 || !scan->manifests[index].is_brief || !manifest_load_present(store, &scan->manifests[index], ret_manifest))
+                return false;
+        if (!signature_check(store, ret_manifest, NULL))
+                return true;
+        manifest_done(ret_manifest);
+        return false;
+}
+
 /* Finds the newest version whose files are all there. Marks newer ones as damaged and describes them in `passed`. NEBULA_NOT_FOUND:
  * there is none. */
 static enum nebula_status newest_sound(struct store *store, struct manifest_scan *scan, const char *job, bool any_job, struct passed *passed,
                                        struct manifest *ret_manifest, struct nebula_error *error)
 {
+        if (newest_is_sound(store, scan, job, any_job, ret_manifest))
+                return NEBULA_OK;
         for (;;) {
                 struct nebula_error failure = { 0 };
                 struct manifest manifest = { 0 };
@@ -67,8 +84,33 @@ static enum nebula_status newest_sound(struct store *store, struct manifest_scan
         }
 }
 
-static enum nebula_status stored_newest(struct store *store, const char *job, bool any_job, struct manifest *ret_manifest,
-                                        struct passed *passed, struct nebula_error *error)
+/* Puts a copy of the manifest in the place of the brief one of the list. */
+static bool fill_in(struct manifest_scan *scan, const struct manifest *manifest)
+{
+        struct manifest copy;
+        bool is_filled = false;
+        size_t size;
+        char *text;
+
+        if (manifest_format(manifest, &text, &size, NULL))
+                return false;
+        for (size_t i = 0; i < scan->count; i++)
+                if (scan->manifests[i].sequence == manifest->sequence && !strcmp(scan->manifests[i].tag, manifest->tag) &&
+                    !manifest_parse(text, size, &copy, NULL)) {
+                        copy.is_abandoned = scan->manifests[i].is_abandoned;
+                        copy.stamp = scan->manifests[i].stamp;
+                        manifest_done(&scan->manifests[i]);
+                        scan->manifests[i] = copy;
+                        is_filled = true;
+                }
+        scan->confirmed = manifest->sequence;
+        free(text);
+        return is_filled;
+}
+
+/* *ret_scan: the list, if all is sound and `leaves`; otherwise it stays empty. */
+static enum nebula_status stored_newest(struct store *store, const char *job, bool any_job, bool leaves, struct manifest *ret_manifest,
+                                        struct passed *passed, struct manifest_scan *ret_scan, struct nebula_error *error)
 {
         struct manifest_scan scan = { 0 };
         enum nebula_status status = manifest_scan_index(store, &scan, error);
@@ -86,7 +128,10 @@ static enum nebula_status stored_newest(struct store *store, const char *job, bo
                                    passed->count ? passed->list[0].reason : scan.broken);
         else if (status == NEBULA_NOT_FOUND)
                 status = error_set(error, NEBULA_NOT_FOUND, 0, "there is no complete checkpoint in %.300s", store->root);
-        manifest_scan_done(&scan);
+        if (leaves && !status && !passed->count && fill_in(&scan, ret_manifest))
+                *ret_scan = scan;
+        else
+                manifest_scan_done(&scan);
         return status;
 }
 
@@ -139,11 +184,16 @@ enum nebula_status restore_scan(struct catalogue *catalogue, struct store *store
 static void look(struct catalogue *catalogue, struct job *job, const struct ipc_find *wanted, const struct search_scope *scope, struct stored *stored)
 {
         struct store *store;
+        struct manifest_scan scan = { 0 };
+        uint64_t beginning = 0;
         enum nebula_status status = storage_open(catalogue, job, &store, &stored->error);
+        bool leaves = !status && !*wanted->tag && storage_search_begins(catalogue, job, &beginning);
 
         for (int looks = 0; !status && looks < LOOKS_MAX && (!looks || stored->status == NEBULA_BUSY); looks++)
                 stored->status = *wanted->tag ? stored_tag(store, wanted, job->name, scope->any_job, &stored->manifest, &stored->error) :
-                                                stored_newest(store, job->name, scope->any_job, &stored->manifest, &stored->passed, &stored->error);
+                                                stored_newest(store, job->name, scope->any_job, leaves, &stored->manifest, &stored->passed, &scan, &stored->error);
+        if (leaves)
+                storage_search_ends(catalogue, job, scan.manifests ? &scan : NULL, beginning);
         if (status)
                 stored->status = status;
         if (*scope->also && (!stored->status || stored->status == NEBULA_NOT_FOUND))

@@ -41,11 +41,13 @@ AT(nebula_options, keep_best, 112);
 AT(nebula_options, keep_best_count, 120);
 AT(nebula_options, keep_best_is_largest, 124);
 AT(nebula_options, is_reader, 128);
+AT(nebula_options, is_spare, 132);
 AT(nebula_options, keep_items, 136);
 AT(nebula_options, keep_hourly, 144);
 AT(nebula_options, keep_daily, 148);
 AT(nebula_options, keep_weekly, 152);
 AT(nebula_options, keep_within_s, 156);
+AT(nebula_options, has_spares, 160);
 
 SIZE(nebula_tensor, 152);
 AT(nebula_tensor, name, 0);

@@ -77,14 +77,35 @@ static void a_record_is_found_until_its_agent_takes_it_back(void)
 
         begin();
         other.nonce = 8;
-        CHECK(count_nodes() == 0 && member_load(store, "a/b", &there, &error) == NEBULA_NOT_FOUND);
-        CHECK(!member_announce(store, &own, &error) && !member_announce(store, &own, &error) && count_nodes() == 1);
-        REQUIRE(!member_load(store, "a/b", &there, &error));
+        CHECK(count_nodes() == 0 && member_load(store, "a/b", false, &there, &error) == NEBULA_NOT_FOUND);
+        CHECK(!member_announce(store, &own, false, &error) && !member_announce(store, &own, false, &error) && count_nodes() == 1);
+        REQUIRE(!member_load(store, "a/b", false, &there, &error));
         CHECK(there.port == 4711 && there.nonce == 7 && !strcmp(there.address, "127.0.0.1") && !strcmp(there.node, "a/b"));
-        member_withdraw(store, &other); /* the predecessor of the agent whose record is stored */
+        member_withdraw(store, &other, false); /* the predecessor of the agent whose record is stored */
         CHECK(count_nodes() == 1);
-        member_withdraw(store, &own);
+        member_withdraw(store, &own, false);
         CHECK(count_nodes() == 0);
+        end();
+}
+
+static void a_spare_node_is_listed_behind_the_nodes_with_ranks_and_is_none_of_them(void)
+{
+        struct member a = { .node = "a", .address = "127.0.0.1", .port = 1, .nonce = 7 }, b = a, there;
+        struct member_list list;
+
+        begin();
+        strcpy(b.node, "b.spare");
+        REQUIRE(!member_announce(store, &a, true, &error) && !member_announce(store, &b, true, &error) && !member_announce(store, &b, false, &error));
+        REQUIRE(!member_names(store, &list, &error));
+        CHECK(list.count == 1 && list.spare_count == 2 && !strcmp(list.names[0], "b.spare") && !strcmp(list.names[1], "a"));
+        member_list_done(&list);
+        CHECK(!member_load(store, "a", true, &there, &error) && member_load(store, "a", false, &there, &error) == NEBULA_NOT_FOUND);
+        b.nonce = 8; /* the next agent of that node */
+        member_withdraw(store, &b, true);
+        member_replace(store, &b, false);
+        REQUIRE(!member_names(store, &list, &error));
+        CHECK(list.count == 1 && list.spare_count == 1 && !strcmp(list.names[1], "a"));
+        member_list_done(&list);
         end();
 }
 
@@ -93,13 +114,13 @@ static void a_job_without_storage_has_no_records(void)
         struct member own = { .node = "a", .address = "127.0.0.1", .port = 4711, .nonce = 7 }, there;
         struct member_list list;
 
-        CHECK(member_announce(NULL, &own, &error) == NEBULA_INVALID && strstr(error.message, "NEBULA_PEERS"));
-        CHECK(member_names(NULL, &list, &error) == NEBULA_INVALID && member_load(NULL, "a", &there, &error) == NEBULA_INVALID);
-        member_remove_gone(NULL, "a", "b");
-        member_withdraw(NULL, &own);
+        CHECK(member_announce(NULL, &own, false, &error) == NEBULA_INVALID && strstr(error.message, "NEBULA_PEERS"));
+        CHECK(member_names(NULL, &list, &error) == NEBULA_INVALID && member_load(NULL, "a", false, &there, &error) == NEBULA_INVALID);
+        member_remove_gone(NULL, "a", false, "b");
+        member_withdraw(NULL, &own, false);
         setenv("NEBULA_PEERS", "h:1,[::1]:2", 1);
         REQUIRE(!member_names(NULL, &list, &error));
-        CHECK(list.count == 2 && !member_announce(NULL, &own, &error) && !member_load(NULL, list.names[1], &there, &error) && there.port == 1);
+        CHECK(list.count == 2 && !member_announce(NULL, &own, false, &error) && !member_load(NULL, list.names[1], false, &there, &error) && there.port == 1);
         member_list_done(&list);
         unsetenv("NEBULA_PEERS");
 }
@@ -117,9 +138,9 @@ static void nothing_is_made_behind_a_planted_link(void)
                 snprintf(command, sizeof command, "mkdir -p outside .nebula && { [ %s = .nebula ] && rmdir .nebula; ln -s %s/outside %s; }",
                          links[i], storage, links[i]);
                 shell(command);
-                CHECK(member_announce(store, &own, &error) != NEBULA_OK);
+                CHECK(member_announce(store, &own, false, &error) != NEBULA_OK);
                 CHECK(count_nodes() <= 0);
-                member_withdraw(store, &own);
+                member_withdraw(store, &own, false);
                 CHECK(shell("test -z \"$(ls -A outside)\""));
                 end();
         }
@@ -132,12 +153,12 @@ static void a_record_is_believed_that_is_of_its_name(void)
         char *text;
 
         begin();
-        REQUIRE(!member_announce(store, &own, &error));
+        REQUIRE(!member_announce(store, &own, false, &error));
         text = storage_read(storage, ".nebula/nodes/a.json", &size);
         REQUIRE(text);
         storage_write(storage, ".nebula/nodes/b.json", text, size);
         free(text);
-        CHECK(count_nodes() == 2 && member_load(store, "b", &there, &error) == NEBULA_CORRUPT && strstr(error.message, "it names node \"a\""));
+        CHECK(count_nodes() == 2 && member_load(store, "b", false, &there, &error) == NEBULA_CORRUPT && strstr(error.message, "it names node \"a\""));
         end();
 }
 
@@ -148,15 +169,15 @@ static void a_record_is_believed_that_is_a_file_of_ones_own(void)
 
         NEEDS_FILES("links and owners");
         begin();
-        REQUIRE(!member_announce(store, &own, &error));
+        REQUIRE(!member_announce(store, &own, false, &error));
         shell("ln -s a.json .nebula/nodes/c.json && mkdir .nebula/nodes/d.json");
         CHECK(count_nodes() == 1);
-        CHECK(member_load(store, "c", &there, &error) != NEBULA_OK && member_load(store, "d", &there, &error) != NEBULA_OK);
+        CHECK(member_load(store, "c", false, &there, &error) != NEBULA_OK && member_load(store, "d", false, &there, &error) != NEBULA_OK);
         become(OTHER);
         store_close(store);
         store = storage_look(storage);
         CHECK(count_nodes() == 0);
-        CHECK(member_load(store, "a", &there, &error) == NEBULA_INVALID && strstr(error.message, "does not trust it"));
+        CHECK(member_load(store, "a", false, &there, &error) == NEBULA_INVALID && strstr(error.message, "does not trust it"));
         end();
 }
 
@@ -194,7 +215,8 @@ static void a_record_that_leads_to_no_host_is_refused(void)
         }
 }
 
-TAP_MAIN(TEST(a_record_is_found_until_its_agent_takes_it_back), TEST(a_job_without_storage_has_no_records),
+TAP_MAIN(TEST(a_record_is_found_until_its_agent_takes_it_back), TEST(a_spare_node_is_listed_behind_the_nodes_with_ranks_and_is_none_of_them),
+         TEST(a_job_without_storage_has_no_records),
          TEST(nothing_is_made_behind_a_planted_link), TEST(a_record_is_believed_that_is_of_its_name),
          TEST(a_record_is_believed_that_is_a_file_of_ones_own), TEST(records_that_a_server_gives_to_another_user_are_roots),
          TEST(a_record_that_leads_to_no_host_is_refused))

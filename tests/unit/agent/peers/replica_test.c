@@ -157,7 +157,7 @@ static bool leave_record(const char *node, int64_t days)
         snprintf(path, sizeof path, "%s/.nebula/nodes/%s.json", directory, node);
         times[0].tv_sec = times[1].tv_sec = time(NULL) - days * 86400;
         store = storage_look(directory);
-        is_there = !member_announce(store, &member, NULL) && !utimensat(AT_FDCWD, path, times, 0);
+        is_there = !member_announce(store, &member, false, NULL) && !utimensat(AT_FDCWD, path, times, 0);
         store_close(store);
         return is_there;
 }
@@ -166,7 +166,7 @@ static bool has_record(const char *node)
 {
         struct store *store = storage_look(directory);
         struct member member;
-        bool is_there = !member_load(store, node, &member, NULL);
+        bool is_there = !member_load(store, node, false, &member, NULL);
 
         store_close(store);
         return is_there;
