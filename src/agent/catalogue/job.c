@@ -87,6 +87,12 @@ struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_p
         return job;
 }
 
+void catalogue_job_ask_storage(struct job *job)
+{
+        job->is_scanned = false;
+        job->scans_asked++;
+}
+
 static void tell_rooms(const struct catalogue *catalogue, struct job *job)
 {
         for (const struct room *const *room = catalogue->rooms; *room; room++)
@@ -108,7 +114,7 @@ void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const
 {
         snprintf(job->spelling, sizeof job->spelling, "%s", spelling);
         if (strcmp(job->run, settings->run)) {
-                job->is_scanned = false;
+                catalogue_job_ask_storage(job);
                 job->settings.awaited_rules = 0;
         }
         memcpy(job->output_dir, settings->output_dir, sizeof job->output_dir);

@@ -59,6 +59,7 @@ struct job {
         bool may_have_idle; /* some version may have idle_parts */
         struct known_versions known; /* what storage has; the worker and FIND write it (persist/storage.h) */
         bool is_scanned;             /* since this run began. The run before may have been on another node */
+        uint64_t scans_asked;        /* by catalogue_job_ask_storage: a list of storage that began before the last of them is too old */
         bool scan_due;               /* the worker is to list storage */
         bool is_remover;             /* this agent has written the manifest of the newest version: it applies the rules */
         bool retain_due;             /* a version has become durable since the rules were applied, or they could not be applied to all */
@@ -88,6 +89,8 @@ struct job *catalogue_job(struct catalogue *catalogue, const char *persist_path,
 struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_path, const char *name);
 /* Applies a trainer's settings to the job. Settings that come from a survival log have zeros where the log has no value. */
 void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings, const char *spelling);
+/* What the job knows of storage may be out of date: others may have changed it. */
+void catalogue_job_ask_storage(struct job *job);
 /* A spare node waits for the job: its agent keeps copies. The job's other settings stay. */
 void catalogue_job_await(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings, const char *spelling);
 /* The rule that a trainer's settings give. */

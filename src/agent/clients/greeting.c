@@ -107,6 +107,23 @@ static void replace_gone(struct catalogue *catalogue, const struct job *job, con
                 }
 }
 
+/* No trainer was here, or this rank has had another session: a person may have moved versions away meanwhile. The end of that session may not be
+ * known yet. */
+static bool comes_back(const struct catalogue *catalogue, const struct session *session)
+{
+        bool was_here = false, any_here = false;
+
+        for (const struct session *other = catalogue->sessions; other; other = other->next) {
+                if (other == session || other->job != session->job || other->role != IPC_ROLE_TRAINER)
+                        continue;
+                if (other->rank == session->rank && IPC_NONCE_FAMILY(other->nonce) != IPC_NONCE_FAMILY(session->nonce))
+                        was_here = true;
+                else
+                        any_here = any_here || other->connection_count;
+        }
+        return was_here || !any_here;
+}
+
 static struct session *session_get(struct catalogue *catalogue, const struct ipc_hello *hello)
 {
         struct session *session = catalogue_session(catalogue, hello->session_nonce);
@@ -180,9 +197,8 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
         }
         if (begins)
                 ancestry_begin(job, hello->run);
-        /* No trainer was here since: a person may have moved versions away meanwhile. */
-        if (hello->role == IPC_ROLE_TRAINER && !before.connection_count && catalogue_session_count(catalogue, job) == 1)
-                job->is_scanned = false;
+        if (hello->role == IPC_ROLE_TRAINER && !before.connection_count && comes_back(catalogue, session))
+                catalogue_job_ask_storage(job);
         catalogue->has_readers |= hello->role == IPC_ROLE_READER;
         if (hello->role == IPC_ROLE_READER && !catalogue_session_count(catalogue, job))
                 storage_take_variables(job, variables); /* else those of the trainers stay */

@@ -76,11 +76,6 @@ uint64_t ancestry_begun(const struct job *job)
         return job->runs->has_newest ? job->runs->begun_sequence : 0;
 }
 
-uint64_t ancestry_beginning(const struct job *job)
-{
-        return job->runs->beginning;
-}
-
 void ancestry_set_unseen(struct job *job, uint64_t sequence)
 {
         job->runs->unseen_after = sequence;
@@ -158,7 +153,7 @@ void ancestry_begin(struct job *job, const char *run)
         job->runs->unseen_after = 0;
         add_stored(job, job->runs->begun_sequence);
         add_versions(job, job->runs->begun_sequence);
-        job->is_scanned = false;
+        catalogue_job_ask_storage(job);
 }
 
 /* True for a process that is older than the agent or than its broken connection: its run has begun before. */

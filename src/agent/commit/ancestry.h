@@ -25,8 +25,6 @@ void ancestry_adopt(struct job *job, const char *run, uint64_t begun);
 const char *ancestry_newest(const struct job *job);
 /* The sequence at which it began; 0: none has. */
 uint64_t ancestry_begun(const struct job *job);
-/* Number of runs that began here. */
-uint64_t ancestry_beginning(const struct job *job);
 /* Storage could not be read when a trainer took the version of this sequence as the newest; 0: it could. */
 void ancestry_set_unseen(struct job *job, uint64_t sequence);
 /* Call when the version has become that sequence in storage: a later writing of its tag on this node may replace it, whichever run it belongs to. */

@@ -74,7 +74,7 @@ struct job_storage {
         int64_t asked_ns;              /* since when the first scan of a run is due; 0: it is not */
         uint32_t searches;             /* searches that list the path now, and leave their list to the scan that is due */
         struct manifest_scan *found;   /* such a list; NULL: none */
-        uint64_t found_beginning;      /* the run's (ancestry.h) when that list was begun */
+        uint64_t found_asked;          /* the job's scans_asked when that list was begun */
         bool is_scanning;
         bool was_scanned;              /* scanned by any run */
         uint32_t mount_length;         /* as in struct store, for the next agent */

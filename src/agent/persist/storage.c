@@ -251,19 +251,19 @@ static void fill_rewritten(struct catalogue *catalogue, struct job *job, struct 
         }
 }
 
-bool storage_search_begins(struct catalogue *catalogue, struct job *job, uint64_t *ret_beginning)
+bool storage_search_begins(struct catalogue *catalogue, struct job *job, uint64_t *ret_asked)
 {
         bool leaves;
 
         catalogue_lock(catalogue);
         leaves = job->scan_due && !job->storage->is_scanning;
         job->storage->searches += leaves;
-        *ret_beginning = ancestry_beginning(job);
+        *ret_asked = job->scans_asked;
         catalogue_unlock(catalogue);
         return leaves;
 }
 
-void storage_search_ends(struct catalogue *catalogue, struct job *job, struct manifest_scan *scan, uint64_t beginning)
+void storage_search_ends(struct catalogue *catalogue, struct job *job, struct manifest_scan *scan, uint64_t asked)
 {
         struct manifest_scan *found = scan ? malloc(sizeof *found) : NULL, *former;
 
@@ -274,7 +274,7 @@ void storage_search_ends(struct catalogue *catalogue, struct job *job, struct ma
         catalogue_lock(catalogue);
         former = job->storage->found;
         job->storage->found = found;
-        job->storage->found_beginning = beginning;
+        job->storage->found_asked = asked;
         job->storage->searches--;
         job->storage->asked_ns = 0;
         catalogue_signal(catalogue);
@@ -283,7 +283,7 @@ void storage_search_ends(struct catalogue *catalogue, struct job *job, struct ma
 }
 
 /* The list of a search that was begun in this run. False: there is none. */
-static bool take_found(struct catalogue *catalogue, struct job *job, uint64_t beginning, struct manifest_scan *ret_scan)
+static bool take_found(struct catalogue *catalogue, struct job *job, uint64_t asked, struct manifest_scan *ret_scan)
 {
         struct manifest_scan *found;
         bool is_of_run;
@@ -291,7 +291,7 @@ static bool take_found(struct catalogue *catalogue, struct job *job, uint64_t be
         catalogue_lock(catalogue);
         found = job->storage->found;
         job->storage->found = NULL;
-        is_of_run = found && job->storage->found_beginning == beginning;
+        is_of_run = found && job->storage->found_asked == asked;
         catalogue_unlock(catalogue);
         if (is_of_run)
                 *ret_scan = *found;
@@ -322,14 +322,14 @@ static enum nebula_status scan_once(struct catalogue *catalogue, struct job *job
         struct manifest_scan scan = { 0 };
         struct known_versions known, former;
         struct nebula_error failure = { 0 };
-        uint64_t beginning;
+        uint64_t asked;
         bool is_first;
         enum nebula_status status;
 
         catalogue_lock(catalogue);
-        beginning = ancestry_beginning(job);
+        asked = job->scans_asked;
         catalogue_unlock(catalogue);
-        status = take_found(catalogue, job, beginning, &scan) ? NEBULA_OK : manifest_scan_index(store, &scan, &failure);
+        status = take_found(catalogue, job, asked, &scan) ? NEBULA_OK : manifest_scan_index(store, &scan, &failure);
         if (status == NEBULA_NOT_FOUND) {
                 memset(&scan, 0, sizeof scan); /* the path need not exist yet */
         } else if (status) {
@@ -363,7 +363,7 @@ static enum nebula_status scan_once(struct catalogue *catalogue, struct job *job
         is_first = !job->storage->was_scanned;
         job->storage->mount_length = atomic_load(&store->mount_length);
         snprintf(job->storage->damage, sizeof job->storage->damage, "%s", scan.broken_count ? scan.broken : "");
-        *ret_is_over = beginning == ancestry_beginning(job);
+        *ret_is_over = asked == job->scans_asked;
         if (*ret_is_over) {
                 job->is_scanned = job->storage->was_scanned = true;
                 carry_over_stored(catalogue, job, is_first);

@@ -33,9 +33,9 @@ uint32_t storage_mount_length(const struct job *job);
 void storage_adopt_mount(struct job *job, uint32_t mount_length);
 enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, struct nebula_error *error);
 /* A search is about to list the whole path. True: a scan of it is due, and waits for the list of the search: storage_search_ends must follow. */
-bool storage_search_begins(struct catalogue *catalogue, struct job *job, uint64_t *ret_beginning);
+bool storage_search_begins(struct catalogue *catalogue, struct job *job, uint64_t *ret_asked);
 /* Takes the list over, whose newest version is read and not brief. NULL: the search has failed, and the scan makes a list of its own. */
-void storage_search_ends(struct catalogue *catalogue, struct job *job, struct manifest_scan *scan, uint64_t beginning);
+void storage_search_ends(struct catalogue *catalogue, struct job *job, struct manifest_scan *scan, uint64_t asked);
 /* Keeps the failure for the job's status and counts it (lock held). is_new: the agent notifies clients that follow events. */
 void storage_failed(struct catalogue *catalogue, struct job *job, const struct nebula_error *error, bool is_new);
 /* Ends uploads that no version needs any more. Worker only. */
