@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # venv.sh PLACE LIST - makes the environment PLACE with the packages of the file LIST, unless it has them.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+place=$1 list=$2
 place=$1 list=$2
 
 mkdir -p "$(dirname "$place")"
@@ -10,5 +10,6 @@ flock 9
 [[ -f $place/.ready && $(<"$place/.ready") == "$(<"$list")" ]] && exit
 echo "setup: installing the packages of $list" >&2
 "${PYTHON:-python3}" -m venv --clear "$place"
-"$place/bin/pip" install -q --disable-pip-version-check -r "$list" >&2
+# pip takes packages on PYTHONPATH for installed ones.
+env -u PYTHONPATH "$place/bin/pip" install -q --disable-pip-version-check -r "$list" >&2
 cp "$list" "$place/.ready"
