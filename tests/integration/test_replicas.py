@@ -717,6 +717,14 @@ def test_a_spare_node_without_room_leaves_the_copy_to_the_next_choice(world):
     assert "no room for a copy of node" in spare.log and 'spare node "s" has no room' in a.log
 
 
+def test_a_spare_node_without_room_and_without_a_next_choice_is_asked_again_later_and_not_at_once(world):
+    world.spare("s", NEBULA_PEER_MEMORY="1M")
+    a = world.node("a")
+    job = a.start("first()\nsave(1)\nsay('saved')\nsys.stdin.readline()", **SPARES)
+    assert job.stdout.readline() == "saved\n", job.stderr.read()
+    until(lambda: "has no copy in another node's memory yet: node \"s\"" in a.log, what="the end of the attempt")
+
+
 def test_two_copies_go_to_two_spare_nodes_and_either_node_loads_its_own(world):
     world.holder("b")
     spares = [world.spare(name) for name in ("s", "t")]

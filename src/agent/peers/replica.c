@@ -211,7 +211,7 @@ static enum nebula_status channel_open(struct replica *replica, const struct fan
                 status = replica_members(replica, store, &members, &order, &count, error);
         if (!status && before)
                 count = better_count(&members, order, count, before);
-        i = channel->passed_over < count ? channel->passed_over : 0;
+        i = channel->passed_over <= count ? channel->passed_over : 0;
         for (; !status && !channel->peer && i < count && os->now_ns() < until; i++) {
                 bool is_spare = order[i] >= members.count;
                 struct member member;
@@ -318,6 +318,7 @@ static bool moves(struct replica *replica, const struct fan *fan, struct channel
         channel_close(channel);
         channel->peer = better.peer;
         channel->is_spare = better.is_spare;
+        channel->place = better.place;
         return true;
 }
 
@@ -326,6 +327,7 @@ static bool moves(struct replica *replica, const struct fan *fan, struct channel
 static enum nebula_status send_one(struct replica *replica, const struct fan *fan, struct channel *channel, struct version *version, bool *ret_moved,
                                    bool *ret_broken, struct nebula_error *error)
 {
+        struct nebula_error full = { 0 };
         bool has_spares;
         enum nebula_status status = NEBULA_OK;
 
@@ -342,12 +344,15 @@ static enum nebula_status send_one(struct replica *replica, const struct fan *fa
                         channel->pause_ns = SPARE_FIRST_NS;
                         channel->look_ns = os->now_ns() + SPARE_FIRST_NS;
                 }
+                if (status && full.status)
+                        *error = full; /* no member comes after it */
                 if (status)
                         break;
                 status = replica_send(replica, channel, version, ret_broken, error);
                 if (status != NEBULA_NO_MEMORY || *ret_broken || !channel->is_spare)
                         break;
                 log_event(LOG_LEVEL_INFO, "spare node \"%s\" has no room for copies of job \"%s\"", channel->peer->hello.node, channel->job->name);
+                full = *error;
                 channel->passed_over = channel->place + 1;
                 channel_close(channel);
                 *ret_moved = true;
