@@ -725,6 +725,19 @@ def test_a_spare_node_without_room_and_without_a_next_choice_is_asked_again_late
     until(lambda: "has no copy in another node's memory yet: node \"s\"" in a.log, what="the end of the attempt")
 
 
+def test_a_session_of_a_spare_changes_nothing_on_a_node_with_ranks(world):
+    b = world.holder("b")
+    before = json.loads(status(b, "--json"))["agent"]["memory_budget"]
+    waits = fork_server.start(
+        JOB + SPARE.replace("is_spare=1", "is_spare=1, memory_bytes=1 << 27"), world.persist, env=b.environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    world.helpers.append(waits)
+    assert waits.stdout.readline() == "waits\n", waits.stderr.read()
+    told = json.loads(status(b, "--json"))
+    assert told["agent"]["memory_budget"] == before and not any(row["spare"] for row in told["jobs"])
+    assert not (world.persist / ".nebula" / "nodes" / "b.spare").exists()
+
+
 def test_two_copies_go_to_two_spare_nodes_and_either_node_loads_its_own(world):
     world.holder("b")
     spares = [world.spare(name) for name in ("s", "t")]
