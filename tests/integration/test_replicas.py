@@ -725,6 +725,17 @@ def test_a_spare_node_without_room_and_without_a_next_choice_is_asked_again_late
     until(lambda: "has no copy in another node's memory yet: node \"s\"" in a.log, what="the end of the attempt")
 
 
+def test_copies_move_past_a_spare_node_without_room_to_one_that_has_room(world):
+    world.holder("b")
+    a = world.node("a")
+    job = a.start(COPY_EACH, **SPARES)
+    asked(job, 1)
+    for name in ("s", "u"):
+        world.spare(name, NEBULA_PEER_MEMORY="1M")
+    world.spare("t")
+    moved(job, a, 2, "t")
+
+
 def test_a_session_of_a_spare_changes_nothing_on_a_node_with_ranks(world):
     b = world.holder("b")
     before = json.loads(status(b, "--json"))["agent"]["memory_budget"]

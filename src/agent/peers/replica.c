@@ -302,17 +302,23 @@ static bool moves(struct replica *replica, const struct fan *fan, struct channel
 {
         struct channel better = { .job = channel->job, .index = channel->index };
         struct nebula_error error = { 0 };
-        bool broken;
+        enum nebula_status status = NEBULA_NO_MEMORY;
+        bool broken = false;
 
         channel->pause_ns = channel->pause_ns * 2 < SPARE_MOST_NS ? channel->pause_ns * 2 : SPARE_MOST_NS;
         channel->look_ns = os->now_ns() + channel->pause_ns;
-        if (channel_open(replica, fan, &better, channel, &error))
-                return false;
-        if (replica_send(replica, &better, version, &broken, &error)) {
-                log_event(LOG_LEVEL_INFO, "copies of job \"%s\" stay on node \"%s\": %s", channel->job->name, channel->peer->hello.node, error.message);
+        while (status == NEBULA_NO_MEMORY && !broken) { /* then the next one may have room */
+                if (channel_open(replica, fan, &better, channel, &error))
+                        return false;
+                status = replica_send(replica, &better, version, &broken, &error);
+                if (!status)
+                        break;
+                log_event(LOG_LEVEL_INFO, "copies of job \"%s\" do not move to node \"%s\": %s", channel->job->name, better.peer->hello.node, error.message);
+                better.passed_over = better.place + 1;
                 channel_close(&better);
-                return false;
         }
+        if (status)
+                return false;
         log_event(LOG_LEVEL_INFO, "copies of job \"%s\" go to node \"%s\" from now on", channel->job->name, better.peer->hello.node);
         replica_take_back(replica, channel);
         channel_close(channel);
