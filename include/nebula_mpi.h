@@ -336,6 +336,9 @@ NEBULA_MPI_CALL enum nebula_status nebula_mpi_read_data(nebula_checkpoint *check
                 status = nebula_map_fetch_headers(map, ret_error);
         if (status == NEBULA_OK)
                 status = nebula_map_tensor(map, "data", &found, ret_error);
+        if (status == NEBULA_OK && (found.dtype != saved->dtype || found.dim_count != saved->dim_count ||
+                                    memcmp(found.shape, saved->size, saved->dim_count * sizeof *saved->size)))
+                status = nebula_mpi_fail(NEBULA_CORRUPT, "a file has other data than the block that it names", name, ret_error);
         if (status == NEBULA_OK) {
                 nebula_mpi_overlap(saved, own, (uint64_t)((const char *)found.data - (const char *)nebula_map_data(map)), data, parts);
                 status = nebula_map_read(map, parts, count, ret_error);

@@ -717,6 +717,38 @@ def test_a_spare_node_without_room_leaves_the_copy_to_the_next_choice(world):
     assert "no room for a copy of node" in spare.log and 'spare node "s" has no room' in a.log
 
 
+def test_a_spare_node_without_room_and_without_a_next_choice_is_asked_again_later_and_not_at_once(world):
+    world.spare("s", NEBULA_PEER_MEMORY="1M")
+    a = world.node("a")
+    job = a.start("first()\nsave(1)\nsay('saved')\nsys.stdin.readline()", **SPARES)
+    assert job.stdout.readline() == "saved\n", job.stderr.read()
+    until(lambda: "has no copy in another node's memory yet: node \"s\"" in a.log, what="the end of the attempt")
+
+
+def test_copies_move_past_a_spare_node_without_room_to_one_that_has_room(world):
+    world.holder("b")
+    a = world.node("a")
+    job = a.start(COPY_EACH, **SPARES)
+    asked(job, 1)
+    for name in ("s", "u"):
+        world.spare(name, NEBULA_PEER_MEMORY="1M")
+    world.spare("t")
+    moved(job, a, 2, "t")
+
+
+def test_a_session_of_a_spare_changes_nothing_on_a_node_with_ranks(world):
+    b = world.holder("b")
+    before = json.loads(status(b, "--json"))["agent"]["memory_budget"]
+    waits = fork_server.start(
+        JOB + SPARE.replace("is_spare=1", "is_spare=1, memory_bytes=1 << 27"), world.persist, env=b.environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    world.helpers.append(waits)
+    assert waits.stdout.readline() == "waits\n", waits.stderr.read()
+    told = json.loads(status(b, "--json"))
+    assert told["agent"]["memory_budget"] == before and not any(row["spare"] for row in told["jobs"])
+    assert not (world.persist / ".nebula" / "nodes" / "b.spare").exists()
+
+
 def test_two_copies_go_to_two_spare_nodes_and_either_node_loads_its_own(world):
     world.holder("b")
     spares = [world.spare(name) for name in ("s", "t")]

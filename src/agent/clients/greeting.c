@@ -208,9 +208,8 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
                 session->rule = catalogue_rule(hello);
                 catalogue_gather_rules(catalogue, job);
         }
-        if (hello->role == IPC_ROLE_SPARE && !is_another) {
-                if (!catalogue_session_count(catalogue, job))
-                        storage_take_variables(job, variables);
+        if (hello->role == IPC_ROLE_SPARE && !is_another && !catalogue_session_count(catalogue, job)) { /* else the trainers' settings stay */
+                storage_take_variables(job, variables);
                 catalogue_job_await(catalogue, job, hello, spelling);
         }
         if (!is_another) /* another connection of a known session, for a wait, changes nothing */

@@ -498,7 +498,7 @@ static void add_kept(struct catalogue *catalogue, json_t *jobs)
         struct job **list = calloc(json_array_size(jobs) + 1, sizeof *list);
         size_t count = 0;
 
-        for (struct job *job = list ? catalogue->jobs : NULL; job; job = job->next) {
+        for (struct job *job = list ? catalogue->jobs : NULL; job && count < json_array_size(jobs); job = job->next) {
                 job->pins++;
                 list[count++] = job;
         }

@@ -211,7 +211,7 @@ static enum nebula_status channel_open(struct replica *replica, const struct fan
                 status = replica_members(replica, store, &members, &order, &count, error);
         if (!status && before)
                 count = better_count(&members, order, count, before);
-        i = channel->passed_over < count ? channel->passed_over : 0;
+        i = channel->passed_over <= count ? channel->passed_over : 0;
         for (; !status && !channel->peer && i < count && os->now_ns() < until; i++) {
                 bool is_spare = order[i] >= members.count;
                 struct member member;
@@ -302,22 +302,29 @@ static bool moves(struct replica *replica, const struct fan *fan, struct channel
 {
         struct channel better = { .job = channel->job, .index = channel->index };
         struct nebula_error error = { 0 };
-        bool broken;
+        enum nebula_status status = NEBULA_NO_MEMORY;
+        bool broken = false;
 
         channel->pause_ns = channel->pause_ns * 2 < SPARE_MOST_NS ? channel->pause_ns * 2 : SPARE_MOST_NS;
         channel->look_ns = os->now_ns() + channel->pause_ns;
-        if (channel_open(replica, fan, &better, channel, &error))
-                return false;
-        if (replica_send(replica, &better, version, &broken, &error)) {
-                log_event(LOG_LEVEL_INFO, "copies of job \"%s\" stay on node \"%s\": %s", channel->job->name, channel->peer->hello.node, error.message);
+        while (status == NEBULA_NO_MEMORY && !broken) { /* then the next one may have room */
+                if (channel_open(replica, fan, &better, channel, &error))
+                        return false;
+                status = replica_send(replica, &better, version, &broken, &error);
+                if (!status)
+                        break;
+                log_event(LOG_LEVEL_INFO, "copies of job \"%s\" do not move to node \"%s\": %s", channel->job->name, better.peer->hello.node, error.message);
+                better.passed_over = better.place + 1;
                 channel_close(&better);
-                return false;
         }
+        if (status)
+                return false;
         log_event(LOG_LEVEL_INFO, "copies of job \"%s\" go to node \"%s\" from now on", channel->job->name, better.peer->hello.node);
         replica_take_back(replica, channel);
         channel_close(channel);
         channel->peer = better.peer;
         channel->is_spare = better.is_spare;
+        channel->place = better.place;
         return true;
 }
 
@@ -326,6 +333,7 @@ static bool moves(struct replica *replica, const struct fan *fan, struct channel
 static enum nebula_status send_one(struct replica *replica, const struct fan *fan, struct channel *channel, struct version *version, bool *ret_moved,
                                    bool *ret_broken, struct nebula_error *error)
 {
+        struct nebula_error full = { 0 };
         bool has_spares;
         enum nebula_status status = NEBULA_OK;
 
@@ -342,12 +350,15 @@ static enum nebula_status send_one(struct replica *replica, const struct fan *fa
                         channel->pause_ns = SPARE_FIRST_NS;
                         channel->look_ns = os->now_ns() + SPARE_FIRST_NS;
                 }
+                if (status && full.status)
+                        *error = full; /* no member comes after it */
                 if (status)
                         break;
                 status = replica_send(replica, channel, version, ret_broken, error);
                 if (status != NEBULA_NO_MEMORY || *ret_broken || !channel->is_spare)
                         break;
                 log_event(LOG_LEVEL_INFO, "spare node \"%s\" has no room for copies of job \"%s\"", channel->peer->hello.node, channel->job->name);
+                full = *error;
                 channel->passed_over = channel->place + 1;
                 channel_close(channel);
                 *ret_moved = true;

@@ -1,5 +1,6 @@
 /* What is due to be written to storage. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "agent/catalogue/retention.h"
 #include "agent/commit/commit.h"
@@ -7,8 +8,11 @@
 #include "agent/commit/world.h"
 #include "agent/persist/due.h"
 #include "agent/persist/slots_private.h"
+#include "agent/persist/storage.h"
 #include "agent/publish/publish.h"
 #include "os/os.h"
+
+#define SEARCH_BEGINS_NS INT64_C(1000000000) /* a program that begins with a search has begun it by then */
 
 static int64_t earlier(int64_t a, int64_t b)
 {
@@ -156,6 +160,26 @@ struct version *due_next(const struct catalogue *catalogue, const struct lane *l
         return next;
 }
 
+/* Most programs begin with a search, which lists the path, too. Each request to a far storage costs money and time. A program that saves first
+ * does not wait. */
+static int64_t search_until(const struct job *job)
+{
+        if (job->storage->searches)
+                return job->storage->search_ns + STORAGE_SEARCH_NS;
+        return strstr(job->persist_path, "://") && !job->versions && job->storage->asked_ns ? job->storage->asked_ns + SEARCH_BEGINS_NS : 0;
+}
+
+bool due_scan(const struct job *job, int64_t now, int64_t *due)
+{
+        int64_t at = search_until(job) > job->storage->scan_at_ns ? search_until(job) : job->storage->scan_at_ns;
+
+        if (!job->scan_due)
+                return false;
+        if (at > now)
+                *due = earlier(*due, at);
+        return at <= now;
+}
+
 bool due_other(struct catalogue *catalogue, const struct version *version)
 {
         const struct lane *lane = version->job->lane;
@@ -163,7 +187,7 @@ bool due_other(struct catalogue *catalogue, const struct version *version)
         const struct version *next = due_next(catalogue, lane, false, now, &due);
 
         for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (job->lane == lane && ((job->scan_due && job->storage->scan_at_ns <= now) || publish_pending(catalogue, job, INT64_MAX)))
+                if (job->lane == lane && (due_scan(job, now, &due) || publish_pending(catalogue, job, INT64_MAX)))
                         return true;
         return next && next != version;
 }

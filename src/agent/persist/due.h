@@ -15,6 +15,8 @@ bool due_draining(const struct catalogue *catalogue, int64_t since_ns);
 /* The next version of the lane's jobs; NULL: none is due, and *due is lowered to when the next one is. Jobs take turns: the one that started to
  * write longest ago comes first. is_ahead: a version that is still being copied. */
 struct version *due_next(const struct catalogue *catalogue, const struct lane *lane, bool is_ahead, int64_t now, int64_t *due);
+/* Whether storage is to be listed now; false: *due is lowered to when it is. */
+bool due_scan(const struct job *job, int64_t now, int64_t *due);
 /* Whether the worker of this version's storage has other work. */
 bool due_other(struct catalogue *catalogue, const struct version *version);
 /* The version shall become durable before the interval has passed, and the next attempt does not wait for the pause after a failure.

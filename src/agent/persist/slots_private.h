@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "agent/persist/retain.h"
+#include "agent/persist/storage.h"
 #include "agent/persist/unfinished.h"
 #include "base/vars.h"
 #include "nebula.h"
@@ -73,8 +74,9 @@ struct job_storage {
         uint32_t scan_attempt;         /* failed scans since the last success */
         int64_t asked_ns;              /* since when the first scan of a run is due; 0: it is not */
         uint32_t searches;             /* searches that list the path now, and leave their list to the scan that is due */
+        int64_t search_ns;             /* when the first of them began */
         struct manifest_scan *found;   /* such a list; NULL: none */
-        uint64_t found_asked;          /* the job's scans_asked when that list was begun */
+        struct search_begun found_begun;
         bool is_scanning;
         bool was_scanned;              /* scanned by any run */
         uint32_t mount_length;         /* as in struct store, for the next agent */

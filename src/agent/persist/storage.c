@@ -251,30 +251,39 @@ static void fill_rewritten(struct catalogue *catalogue, struct job *job, struct 
         }
 }
 
-bool storage_search_begins(struct catalogue *catalogue, struct job *job, uint64_t *ret_asked)
+/* Lock held. Whether a list that was begun then may be the first of the run: no work on the job has read or changed storage since. */
+static bool list_counts(const struct job *job, const struct search_begun *begun)
+{
+        return !job->is_scanned && begun->asked == job->scans_asked && os->now_ns() - begun->ns < STORAGE_SEARCH_NS;
+}
+
+bool storage_search_begins(struct catalogue *catalogue, struct job *job, struct search_begun *ret_begun)
 {
         bool leaves;
 
         catalogue_lock(catalogue);
-        leaves = job->scan_due && !job->storage->is_scanning;
-        job->storage->searches += leaves;
-        *ret_asked = job->scans_asked;
+        leaves = job->scan_due && !job->is_scanned && !job->persist->is_busy;
+        *ret_begun = (struct search_begun){ job->scans_asked, os->now_ns() };
+        if (leaves && !job->storage->searches++)
+                job->storage->search_ns = ret_begun->ns;
         catalogue_unlock(catalogue);
         return leaves;
 }
 
-void storage_search_ends(struct catalogue *catalogue, struct job *job, struct manifest_scan *scan, uint64_t asked)
+void storage_search_ends(struct catalogue *catalogue, struct job *job, struct manifest_scan *scan, const struct search_begun *begun)
 {
-        struct manifest_scan *found = scan ? malloc(sizeof *found) : NULL, *former;
+        struct manifest_scan *found = scan ? malloc(sizeof *found) : NULL, *former = found;
 
         if (found)
                 *found = *scan;
         else if (scan)
                 manifest_scan_done(scan);
         catalogue_lock(catalogue);
-        former = job->storage->found;
-        job->storage->found = found;
-        job->storage->found_asked = asked;
+        if (found && list_counts(job, begun) && !job->persist->is_busy) {
+                former = job->storage->found;
+                job->storage->found = found;
+                job->storage->found_begun = *begun;
+        }
         job->storage->searches--;
         job->storage->asked_ns = 0;
         catalogue_signal(catalogue);
@@ -282,23 +291,23 @@ void storage_search_ends(struct catalogue *catalogue, struct job *job, struct ma
         found_free(former);
 }
 
-/* The list of a search that was begun in this run. False: there is none. */
-static bool take_found(struct catalogue *catalogue, struct job *job, uint64_t asked, struct manifest_scan *ret_scan)
+/* The list of a search. False: there is none that counts. */
+static bool take_found(struct catalogue *catalogue, struct job *job, struct manifest_scan *ret_scan)
 {
         struct manifest_scan *found;
-        bool is_of_run;
+        bool counts;
 
         catalogue_lock(catalogue);
         found = job->storage->found;
         job->storage->found = NULL;
-        is_of_run = found && job->storage->found_asked == asked;
+        counts = found && list_counts(job, &job->storage->found_begun);
         catalogue_unlock(catalogue);
-        if (is_of_run)
+        if (counts)
                 *ret_scan = *found;
         else if (found)
                 manifest_scan_done(found);
         free(found);
-        return is_of_run;
+        return counts;
 }
 
 /* The version that a resume would load: the job's verdict names its damage before that. */
@@ -329,7 +338,7 @@ static enum nebula_status scan_once(struct catalogue *catalogue, struct job *job
         catalogue_lock(catalogue);
         asked = job->scans_asked;
         catalogue_unlock(catalogue);
-        status = take_found(catalogue, job, asked, &scan) ? NEBULA_OK : manifest_scan_index(store, &scan, &failure);
+        status = take_found(catalogue, job, &scan) ? NEBULA_OK : manifest_scan_index(store, &scan, &failure);
         if (status == NEBULA_NOT_FOUND) {
                 memset(&scan, 0, sizeof scan); /* the path need not exist yet */
         } else if (status) {

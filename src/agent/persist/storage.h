@@ -32,10 +32,18 @@ void storage_close(struct job *job);
 uint32_t storage_mount_length(const struct job *job);
 void storage_adopt_mount(struct job *job, uint32_t mount_length);
 enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, struct nebula_error *error);
-/* A search is about to list the whole path. True: a scan of it is due, and waits for the list of the search: storage_search_ends must follow. */
-bool storage_search_begins(struct catalogue *catalogue, struct job *job, uint64_t *ret_asked);
+/* The first scan of a run waits so long for a search, and takes no list that was begun longer ago. */
+#define STORAGE_SEARCH_NS (INT64_C(30) * 1000000000)
+/* When a search began to list the path. */
+struct search_begun {
+        uint64_t asked; /* the job's scans_asked */
+        int64_t ns;
+};
+/* A search is about to list the whole path. True: the first scan of the run is due, and waits for the list of the search: storage_search_ends must
+ * follow. */
+bool storage_search_begins(struct catalogue *catalogue, struct job *job, struct search_begun *ret_begun);
 /* Takes the list over, whose newest version is read and not brief. NULL: the search has failed, and the scan makes a list of its own. */
-void storage_search_ends(struct catalogue *catalogue, struct job *job, struct manifest_scan *scan, uint64_t asked);
+void storage_search_ends(struct catalogue *catalogue, struct job *job, struct manifest_scan *scan, const struct search_begun *begun);
 /* Keeps the failure for the job's status and counts it (lock held). is_new: the agent notifies clients that follow events. */
 void storage_failed(struct catalogue *catalogue, struct job *job, const struct nebula_error *error, bool is_new);
 /* Ends uploads that no version needs any more. Worker only. */

@@ -23,7 +23,6 @@
 #include "os/thread.h"
 
 #define SECOND_NS 1000000000
-#define SEARCH_NS ((int64_t)SECOND_NS) /* a program that begins with a search has begun it by then */
 #define RETRY_FIRST_NS (SECOND_NS / 2)
 #define RETRY_MOST_NS (30 * (int64_t)SECOND_NS)
 
@@ -234,24 +233,6 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
                 retain(catalogue, job, os->now_ns(), &(int64_t){ INT64_MAX });
 }
 
-/* Most programs begin with a search, which lists the path, too. Each request to a far storage costs money and time. A program that saves first
- * does not wait. */
-static int64_t search_until(const struct job *job)
-{
-        return strstr(job->persist_path, "://") && !job->versions && job->storage->asked_ns ? job->storage->asked_ns + SEARCH_NS : 0;
-}
-
-static bool scan_is_due(const struct job *job, int64_t now, int64_t *due)
-{
-        int64_t at = search_until(job) > job->storage->scan_at_ns ? search_until(job) : job->storage->scan_at_ns;
-
-        if (!job->scan_due || job->storage->searches)
-                return false;
-        if (at > now)
-                *due = earlier(*due, at);
-        return at <= now;
-}
-
 static void scan_one(struct catalogue *catalogue, struct job *job)
 {
         struct nebula_error error = { 0 };
@@ -307,7 +288,7 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
                         return true;
         }
         for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (job->lane == lane && scan_is_due(job, now, due)) {
+                if (job->lane == lane && due_scan(job, now, due)) {
                         catalogue_create_as(job);
                         scan_one(catalogue, job);
                         return true;

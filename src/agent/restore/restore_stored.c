@@ -185,15 +185,15 @@ static void look(struct catalogue *catalogue, struct job *job, const struct ipc_
 {
         struct store *store;
         struct manifest_scan scan = { 0 };
-        uint64_t asked = 0;
+        struct search_begun begun;
         enum nebula_status status = storage_open(catalogue, job, &store, &stored->error);
-        bool leaves = !status && !*wanted->tag && storage_search_begins(catalogue, job, &asked);
+        bool leaves = !status && !*wanted->tag && storage_search_begins(catalogue, job, &begun);
 
         for (int looks = 0; !status && looks < LOOKS_MAX && (!looks || stored->status == NEBULA_BUSY); looks++)
                 stored->status = *wanted->tag ? stored_tag(store, wanted, job->name, scope->any_job, &stored->manifest, &stored->error) :
                                                 stored_newest(store, job->name, scope->any_job, leaves, &stored->manifest, &stored->passed, &scan, &stored->error);
         if (leaves)
-                storage_search_ends(catalogue, job, scan.manifests ? &scan : NULL, asked);
+                storage_search_ends(catalogue, job, scan.manifests ? &scan : NULL, &begun);
         if (status)
                 stored->status = status;
         if (*scope->also && (!stored->status || stored->status == NEBULA_NOT_FOUND))
