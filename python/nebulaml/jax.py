@@ -74,8 +74,8 @@ def save(checkpoint: Checkpoint, name: str, tree: Any) -> bool:
     """Saves a pytree as ``name``. When it returns, the values are fixed: the program may donate or delete every array.
 
     Leaves: jax.Array of any dtype and sharding, typed PRNG keys, NumPy arrays, Python numbers, text, bytes and None. NumPy arrays and plain
-    values are those of process 0. Every process must call it. Returns False if the save failed and on_error is "warn". Raises NebulaConfigError
-    for a leaf of another type.
+    values are those of process 0. If each process has an array of its own on its devices, each saves it and gets it back. Every process must
+    call it. Returns False if the save failed and on_error is "warn". Raises NebulaConfigError for a leaf of another type.
     """
     process, found = jax.process_index(), list(_leaves(tree))
     refused = [f"{_shown(path)} is a {type(leaf).__module__}.{type(leaf).__qualname__}" for path, leaf in found if not _is_known(leaf)]
@@ -357,8 +357,12 @@ class _Saved:
         indexes += map(self._index, range(1, count))
         for process, index in enumerate(indexes):
             for path, about in index["leaves"].items():
-                known = self.leaves.setdefault(path, {**about, "shards": []})
-                known["shards"] += [(process, offset, [tuple(part) for part in box]) for offset, box in about["shards"]]
+                shards = [(process, offset, [tuple(part) for part in box]) for offset, box in about["shards"]]
+                known = self.leaves.get(path)
+                if known is None or (process == jax.process_index() and _is_whole(about) and _is_whole(known)):
+                    self.leaves[path] = {**about, "shards": shards}
+                elif not _is_whole(known):  # else each process has an array of its own there
+                    known["shards"] += shards
 
     def _index(self, process: int) -> dict[str, Any]:
         mapped = self._maps[process] = self.checkpoint._map(_file(self.name, process), lazily=True)
@@ -481,6 +485,12 @@ def _common(box: Any, other: Any) -> list[tuple[int, int]] | None:
 
 def _bytes(about: dict[str, Any], box: Any) -> int:
     return math.prod(stop - start for start, stop in box) * _dtype(about["dtype"]).itemsize
+
+
+def _is_whole(about: dict[str, Any]) -> bool:
+    """Returns whether the shards of a leaf, which do not overlap, are all of it."""
+    written = sum(math.prod(stop - start for start, stop in shard[-1]) for shard in about["shards"])
+    return bool(written == math.prod(about.get("shape", ())))
 
 
 # -- the manager

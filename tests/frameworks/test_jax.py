@@ -241,7 +241,8 @@ PROCESSES = """
     mesh = jax.make_mesh((jax.device_count(),), ("x",))
     split = NamedSharding(mesh, P("x"))
     whole = np.arange(1024.0, dtype=np.float32).reshape(64, 16)
-    tree = {"w": jax.make_array_from_callback(whole.shape, split, lambda index: whole[index]), "step": 7,
+    own = {"mine": jnp.full(2, jax.process_index()), "key": jax.random.key(jax.process_index())}
+    tree = {"w": jax.make_array_from_callback(whole.shape, split, lambda index: whole[index]), "step": 7, "own": own,
             "r": jax.make_array_from_callback((5,), NamedSharding(mesh, P()), lambda index: np.arange(5.0, dtype=np.float32)[index])}
     nj.init(sys.argv[1], 0, on_error="raise")
     if sys.argv[5] == "save":
@@ -251,7 +252,8 @@ PROCESSES = """
         checkpoint.wait("durable", 120)
     found = nj.load(nm.get_latest_checkpoint(), "state", tree)
     good = all(np.array_equal(np.asarray(shard.data), whole[shard.index]) for shard in found["w"].addressable_shards)
-    say(good and len(found["w"].addressable_shards) == jax.local_device_count(), found["step"], np.asarray(found["r"].addressable_shards[0].data).tolist())
+    say(good and len(found["w"].addressable_shards) == jax.local_device_count(), found["step"], np.asarray(found["r"].addressable_shards[0].data).tolist(),
+        same(found["own"], own), nj.load(nm.get_latest_checkpoint(), "state")["own"]["mine"].tolist() == [jax.process_index()] * 2)
     if sys.argv[5] == "save":  # process 1 dies before it has saved its part of the next one, and process 0 after that
         if sys.argv[4] == "0":
             with nm.Checkpoint("global_step8", -2) as checkpoint:
@@ -274,7 +276,7 @@ def test_processes_write_each_shard_once_and_another_number_of_them_reads_the_la
         ports = [one.getsockname()[1] for one in held]
         for one in held:
             one.close()
-        line = "True 7 [0.0, 1.0, 2.0, 3.0, 4.0]"
+        line = "True 7 [0.0, 1.0, 2.0, 3.0, 4.0] True True"
         assert run_all(jax, ports[0], 2, "save", 2, code=-9) == [line] * 2
         sizes = {path.name: path.stat().st_size for path in node.persist.glob("global_step7/*.tree")}
         assert len(sizes) == 2 and sum(sizes.values()) < 64 * 16 * 4 + 2 * 1000
