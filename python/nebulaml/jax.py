@@ -322,6 +322,11 @@ def _is_narrowed(dtype: Any) -> bool:
     return bool(jax.dtypes.canonicalize_dtype(dtype) != dtype)
 
 
+def _would_narrow(about: dict[str, Any], target: Any) -> bool:
+    """Returns whether JAX would cut the numbers of a leaf for which the template names no dtype."""
+    return about["kind"] == "array" and not hasattr(target, "dtype") and _is_narrowed(_dtype(about["dtype"]))
+
+
 def _holds(dtype: Any, kind: str, text: Any, cast: bool) -> bool:
     """Returns whether a dtype takes a Python number as JAX's arithmetic would: a float may be rounded, but is no whole number."""
     if kind == "int" and jax.numpy.issubdtype(dtype, jax.numpy.integer):
@@ -375,6 +380,10 @@ class _Saved:
 
     def values(self, wanted: list[tuple[str, Any]]) -> list[Any]:
         """Returns the values of leaves in the places of their targets. Leaves are put together while the next ones are read."""
+        narrowed = [_shown(path) for path, target in wanted if _would_narrow(self.leaves[path], target)]
+        if narrowed:
+            why = f"JAX makes no array of 64 bits without jax_enable_x64: {', '.join(narrowed[:_MOST_SHOWN])}"
+            raise NebulaConfigError(f"{self.name!r} of {self.checkpoint.tag!r} would lose bits, because {why}")
         made: list[Any] = []
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy copies without the lock of the interpreter
             for group in self._groups(wanted):
@@ -428,7 +437,7 @@ class _Saved:
         found = self._whole(about, shape)
         if isinstance(target, np.ndarray | np.generic):
             return found.astype(target.dtype, copy=False)
-        if target is None and about["kind"] == "numpy":
+        if about["kind"] == "numpy" and not hasattr(target, "dtype"):
             return found
         return jax.numpy.asarray(found, dtype=getattr(target, "dtype", None))
 

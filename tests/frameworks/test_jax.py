@@ -539,3 +539,22 @@ def test_a_tree_without_a_template_is_dicts_and_lists(jax):
         say(nj.load(latest, "leaf").shape, nj.load(latest, "empty"))
     """)
     assert said == ["['by', 'deep', 'list', 'pair'] ArrayImpl ndarray [5, None, 'x'] {1: None} key<fry>", "(3,) {}"]
+
+
+def test_without_a_template_numbers_of_64_bits_are_refused_unless_jax_has_them(jax):
+    said = jax("""
+        nj.init(sys.argv[1], 0, on_error="raise")
+        jax.config.update("jax_enable_x64", True)
+        with nm.Checkpoint("a") as checkpoint:
+            nj.save(checkpoint, "state", {"i": jnp.int64(1 << 40), "n": np.array(1 << 40)})
+        latest = nm.get_latest_checkpoint()
+        say(nj.load(latest, "state"))
+        jax.config.update("jax_enable_x64", False)
+        for template in (None, {"i": 0}, {"n": 0}):
+            try:
+                say(nj.load(latest, "state", template))
+            except nm.NebulaConfigError as failure:
+                say(failure)
+    """)
+    assert said[0] == "{'i': Array(1099511627776, dtype=int64), 'n': array(1099511627776)}" and said[3] == "{'n': array(1099511627776)}"
+    assert all("without jax_enable_x64: ['i']" in line for line in said[1:3])
