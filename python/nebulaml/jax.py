@@ -48,6 +48,7 @@ LENGTH_BYTES = 16  # of a file: the length of its index in digits, and a new lin
 GROUP_BYTES = 64 << 20  # of leaves that are read at once
 _MOST_SHOWN = 10
 _MOST_KNOWN = 1 << 14  # shardings of a shape, and paths, of which the next save need not think again
+_KNOWN_KEYS = (str, int, bool, type(None))  # equal ones of one type have one text: (1,) and (True,) have two
 _NUMBERS = ("bool", "int", "float", "complex")  # each holds those before it
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -178,8 +179,9 @@ def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
 
 def _path(keys: tuple[Any, ...]) -> str:
     """Returns the path of a leaf as JSON: each step with its kind, so that 1 and "1" differ."""
+    kinds = tuple((type(key), type(getattr(key, "key", None))) for key in keys)
     try:
-        return _known_path(keys, tuple((type(key), type(getattr(key, "key", None))) for key in keys))
+        return _known_path(keys, kinds) if all(kind in _KNOWN_KEYS for _, kind in kinds) else _json_path(keys)
     except TypeError:  # a key that has no hash
         return _json_path(keys)
 
@@ -215,7 +217,17 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _is_known(leaf: Any) -> bool:
-    return isinstance(leaf, (jax.Array, np.ndarray, np.generic, *_PLAIN)) and not (isinstance(leaf, np.ndarray) and leaf.dtype.hasobject)
+    if isinstance(leaf, np.ndarray | np.generic):
+        return _is_named(leaf.dtype) and not isinstance(leaf, np.ma.MaskedArray)
+    return isinstance(leaf, (jax.Array, *_PLAIN))
+
+
+def _is_named(dtype: np.dtype[Any]) -> bool:
+    """Returns whether the bytes of a dtype's elements are their values, and its name gives it back: that of a structured one does not."""
+    try:
+        return not dtype.hasobject and _dtype(str(dtype)) == dtype
+    except (TypeError, SyntaxError, ValueError):
+        return False
 
 
 def _described(leaf: Any, process: int) -> tuple[dict[str, Any], list[tuple[Any, list[list[int]]]]]:

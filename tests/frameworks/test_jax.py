@@ -541,6 +541,35 @@ def test_a_tree_without_a_template_is_dicts_and_lists(jax):
     assert said == ["['by', 'deep', 'list', 'pair'] ArrayImpl ndarray [5, None, 'x'] {1: None} key<fry>", "(3,) {}"]
 
 
+def test_numpy_values_that_no_load_would_give_back_are_refused_by_the_save(jax):
+    said = jax("""
+        nj.init(sys.argv[1], 0, on_error="raise")
+        parts = np.dtype([("a", "i4"), ("b", "f8")])
+        leaves = [np.zeros(2, parts), np.zeros(2, parts)[0], np.zeros(2, parts).view(np.recarray), np.ma.array([1, 2], mask=[0, 1]), np.array([None])]
+        for leaf in (*leaves, np.arange(3, dtype=">i4"), np.array(["a", "bc"]), np.datetime64("2020-01-01"), np.zeros(2, "m8[s]"), np.bool_(1)):
+            try:
+                with nm.Checkpoint("a") as checkpoint:
+                    nj.save(checkpoint, "state", leaf)
+                found = nj.load(nm.get_checkpoint("a"), "state")
+                say(found.dtype == leaf.dtype and found.tobytes() == leaf.tobytes())
+            except nm.NebulaConfigError as failure:
+                say("cannot be saved" in str(failure))
+            nm.flush_persistence()
+    """)
+    assert said == ["True"] * 10
+
+
+def test_keys_of_dicts_that_are_equal_and_have_other_texts_stay_apart(jax):
+    said = jax("""
+        nj.init(sys.argv[1], 0, on_error="raise")
+        with nm.Checkpoint("a") as checkpoint:
+            nj.save(checkpoint, "first", [{(1, 2): 3}, {0.0: 4}])
+            nj.save(checkpoint, "second", [{(True, 2.0): 3}, {-0.0: 4}])
+        say(*nj._Saved(nm.get_latest_checkpoint(), "second").leaves)
+    """)
+    assert "(True, 2.0)" in said[0] and "-0.0" in said[0]
+
+
 def test_without_a_template_numbers_of_64_bits_are_refused_unless_jax_has_them(jax):
     said = jax("""
         nj.init(sys.argv[1], 0, on_error="raise")
