@@ -491,6 +491,34 @@ def test_a_manager_of_orbax_writes_through_nebula_and_goes_on_after_sigkill(jax)
     assert steps.endswith("] 3") and loaded == "3.0 True"
 
 
+def test_a_version_whose_item_orbax_is_about_to_name_stays(jax):
+    said = jax("""
+        import pathlib
+        import nebulaml.integrations.orbax as nebula_orbax
+        root, tree = pathlib.Path(sys.argv[1]), {"w": jnp.ones(1)}
+        handler, unfinished = nebula_orbax.Handler(), root / "x" / ("two" + nebula_orbax._UNFINISHED)
+        for item in ("one", unfinished.name, "three"):
+            (root / "x" / item).mkdir(parents=True)
+            handler.save(root / "x" / item, tree)
+        tags = lambda: sorted(row.tag for row in handler._session(root / "nebula").checkpoints())
+        say(*tags())
+
+        (root / "x").rename(root / ("x" + nebula_orbax._UNFINISHED))
+
+        class Renames:
+            __truediv__ = lambda self, name: root / name
+
+            def glob(self, pattern):
+                found = list(root.glob(pattern))
+                for each in found:
+                    each.rename(root / "x")
+                return found
+        say(nebula_orbax._has_item(Renames(), "x", "one"), nebula_orbax._has_item(root, "x", "four"))
+        handler.close()
+    """)
+    assert said == ["x/one x/three x/two", "True False"]
+
+
 ORBAXS_OWN = """
     import tempfile
     from absl.testing import absltest
