@@ -161,7 +161,7 @@ class Engine:
             if not self.is_reader:
                 pulse.offer(self)
                 worker.tell()
-                if "torch" in sys.modules:
+                if sys.modules.get("torch"):
                     with contextlib.suppress(ImportError):  # a torch without hooks for all optimizers
                         late.foresight.follow(self)
         else:
@@ -355,7 +355,7 @@ def _leave() -> None:
     _nebula.end_is_near()
     engines = list(_engines)
     try:
-        if "torch" in sys.modules:
+        if sys.modules.get("torch"):
             for name in ("device", "loading"):
                 getattr(late, name)
             late.pickling.capture({})
