@@ -440,7 +440,7 @@ class _Saved:
         if about["kind"] == "key":
             data = self._whole(about, shape)
             key = jax.random.wrap_key_data(jax.numpy.asarray(data), impl=about["impl"])
-            return key if (sharding := _sharding_of(target)) is None else jax.device_put(key, sharding)
+            return key if (sharding := _sharding_of(target)) is None else _spread(key, sharding)
         if (sharding := _sharding_of(target)) is not None:
             def part(index: Any) -> np.ndarray[Any, Any]:
                 return self._part(about, _box(index, shape), shared=True).astype(target.dtype, copy=False)
@@ -457,7 +457,7 @@ class _Saved:
         if isinstance(target, np.ndarray | np.generic):
             return value
         sharding = _sharding_of(target)
-        return jax.numpy.asarray(value) if sharding is None else jax.device_put(value, sharding)
+        return jax.numpy.asarray(value) if sharding is None else jax.make_array_from_callback((), sharding, lambda index: value)
 
     def _whole(self, about: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         return self._part(about, [[0, size] for size in shape])
@@ -488,6 +488,12 @@ class _Saved:
         process, offset, box = shard
         data = np.frombuffer(self._maps[process], np.uint8, _bytes(about, box), self._begins[process] + offset)
         return data.view(dtype).reshape([stop - start for start, stop in box])
+
+
+def _spread(key: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Returns PRNG keys with a sharding. device_put() refuses one with devices of other processes, and may wait for these."""
+    parts = [jax.device_put(key[index], device) for device, index in sharding.addressable_devices_indices_map(key.shape).items()]
+    return jax.make_array_from_single_device_arrays(key.shape, sharding, parts)
 
 
 def _empty(shape: list[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
