@@ -79,7 +79,7 @@ def save(checkpoint: Checkpoint, name: str, tree: Any) -> bool:
     call it. Returns False if the save failed and on_error is "warn". Raises NebulaConfigError for a leaf of another type.
     """
     process, found = jax.process_index(), list(_leaves(tree))
-    refused = [f"{_shown(path)} is a {type(leaf).__module__}.{type(leaf).__qualname__}" for path, leaf in found if not _is_known(leaf)]
+    refused = [f"{_shown(path)} is a {_kind(leaf)}" for path, leaf in found if not _is_known(leaf)]
     if refused:
         raise NebulaConfigError(f"{name!r} has leaves that cannot be saved: {'; '.join(refused[:_MOST_SHOWN])}")
     if len({path for path, _ in found}) < len(found):  # keys of a program's own classes with one text
@@ -220,6 +220,12 @@ def _is_known(leaf: Any) -> bool:
     if isinstance(leaf, np.ndarray | np.generic):
         return _is_named(leaf.dtype) and not isinstance(leaf, np.ma.MaskedArray)
     return isinstance(leaf, (jax.Array, *_PLAIN))
+
+
+def _kind(leaf: Any) -> str:
+    """Describes a leaf that cannot be saved."""
+    kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+    return f"{kind} of {leaf.dtype}" if isinstance(leaf, np.ndarray | np.generic) else kind
 
 
 def _is_named(dtype: np.dtype[Any]) -> bool:

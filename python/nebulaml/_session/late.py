@@ -25,7 +25,7 @@ _without: list[ModuleType] = []  # what does without torch; torch may be install
 def has_torch() -> bool:
     """Returns whether torch is installed. It imports nothing."""
     if "torch" in sys.modules:
-        return sys.modules["torch"] is not None  # type: ignore[redundant-expr]  # None: its import is forbidden
+        return getattr(sys.modules["torch"], "__file__", None) is not None  # None: its import is forbidden
     try:
         spec = importlib.util.find_spec("torch")
     except ImportError:
