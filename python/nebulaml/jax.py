@@ -382,7 +382,7 @@ class _Saved:
             for path, about in index["leaves"].items():
                 shards = [(process, offset, [tuple(part) for part in box]) for offset, box in about["shards"]]
                 known = self.leaves.get(path)
-                if known is None or (process == jax.process_index() and _is_whole(about) and _is_whole(known)):
+                if known is None or (process == jax.process_index() and shards and _is_whole(about) and _is_whole(known)):
                     self.leaves[path] = {**about, "shards": shards}
                 elif not _is_whole(known):  # else each process has an array of its own there
                     known["shards"] += shards
@@ -451,7 +451,7 @@ class _Saved:
             def part(index: Any) -> np.ndarray[Any, Any]:
                 return self._part(about, _box(index, shape), shared=True).astype(target.dtype, copy=False)
 
-            return jax.make_array_from_callback(shape, sharding, part)
+            return jax.make_array_from_callback(shape, sharding, part, dtype=target.dtype)
         found = self._whole(about, shape)
         if isinstance(target, np.ndarray | np.generic):
             return found.astype(target.dtype, copy=False)
@@ -463,7 +463,9 @@ class _Saved:
         if isinstance(target, np.ndarray | np.generic):
             return value
         sharding = _sharding_of(target)
-        return jax.numpy.asarray(value) if sharding is None else jax.make_array_from_callback((), sharding, lambda index: value)
+        if sharding is None:
+            return jax.numpy.asarray(value)
+        return jax.make_array_from_callback((), sharding, lambda index: value, dtype=value.dtype)
 
     def _whole(self, about: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         return self._part(about, [[0, size] for size in shape])
@@ -499,7 +501,7 @@ class _Saved:
 def _spread(key: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
     """Returns PRNG keys with a sharding. device_put() refuses one with devices of other processes, and may wait for these."""
     parts = [jax.device_put(key[index], device) for device, index in sharding.addressable_devices_indices_map(key.shape).items()]
-    return jax.make_array_from_single_device_arrays(key.shape, sharding, parts)
+    return jax.make_array_from_single_device_arrays(key.shape, sharding, parts, dtype=key.dtype)
 
 
 def _empty(shape: list[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -521,9 +523,9 @@ def _bytes(about: dict[str, Any], box: Any) -> int:
 
 
 def _is_whole(about: dict[str, Any]) -> bool:
-    """Returns whether the shards of a leaf, which do not overlap, are all of it."""
+    """Returns whether a leaf is a plain value, or its shards, which do not overlap, are all of it."""
     written = sum(math.prod(stop - start for start, stop in shard[-1]) for shard in about["shards"])
-    return bool(written == math.prod(about.get("shape", ())))
+    return about["kind"] == "plain" or written == math.prod(about["shape"])
 
 
 # -- the manager
