@@ -212,7 +212,7 @@ class Checkpoint(version.Version):
         if isinstance(overlap, buffers.Copies):
             self._open_for_save().save_ranges(name, ranges, lost, None, overlap)
             return
-        if "torch" not in sys.modules:  # nothing lies on a device that torch knows, and no memory is pinned
+        if not sys.modules.get("torch"):  # nothing lies on a device that torch knows, and no memory is pinned
             self._open_for_save().save_ranges(name, ranges, lost)
             return
         filler = late.device.plan(ranges, overlap)
@@ -241,7 +241,7 @@ class Checkpoint(version.Version):
         """
         config.check_text("a file name", name)
         try:
-            ranges = (late.pickling if "torch" in sys.modules else buffers).ranges(parts, name)
+            ranges = (late.pickling if sys.modules.get("torch") else buffers).ranges(parts, name)
         except BaseException as failure:
             self._count_as_lost(name, failure)
             raise

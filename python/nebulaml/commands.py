@@ -41,7 +41,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
         print(f"nebula: {_one_line(str(failure))}", file=sys.stderr)
         return _EXIT.get(failure.status, 4)
     except ModuleNotFoundError as failure:
-        if failure.name != "torch":
+        if (failure.name or "").partition(".")[0] != "torch":
             raise
         print(f"nebula: `nebula {name}` needs torch: pip install 'nebula-checkpoint[torch]'", file=sys.stderr)
         return 2

@@ -48,6 +48,7 @@ LENGTH_BYTES = 16  # of a file: the length of its index in digits, and a new lin
 GROUP_BYTES = 64 << 20  # of leaves that are read at once
 _MOST_SHOWN = 10
 _MOST_KNOWN = 1 << 14  # shardings of a shape, and paths, of which the next save need not think again
+_KNOWN_KEYS = (str, int, bool, type(None))  # equal ones of one type have one text: (1,) and (True,) have two
 _NUMBERS = ("bool", "int", "float", "complex")  # each holds those before it
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -74,11 +75,11 @@ def save(checkpoint: Checkpoint, name: str, tree: Any) -> bool:
     """Saves a pytree as ``name``. When it returns, the values are fixed: the program may donate or delete every array.
 
     Leaves: jax.Array of any dtype and sharding, typed PRNG keys, NumPy arrays, Python numbers, text, bytes and None. NumPy arrays and plain
-    values are those of process 0. Every process must call it. Returns False if the save failed and on_error is "warn". Raises NebulaConfigError
-    for a leaf of another type.
+    values are those of process 0. If each process has an array of its own on its devices, each saves it and gets it back. Every process must
+    call it. Returns False if the save failed and on_error is "warn". Raises NebulaConfigError for a leaf of another type.
     """
     process, found = jax.process_index(), list(_leaves(tree))
-    refused = [f"{_shown(path)} is a {type(leaf).__module__}.{type(leaf).__qualname__}" for path, leaf in found if not _is_known(leaf)]
+    refused = [f"{_shown(path)} is a {_kind(leaf)}" for path, leaf in found if not _is_known(leaf)]
     if refused:
         raise NebulaConfigError(f"{name!r} has leaves that cannot be saved: {'; '.join(refused[:_MOST_SHOWN])}")
     if len({path for path, _ in found}) < len(found):  # keys of a program's own classes with one text
@@ -178,8 +179,9 @@ def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
 
 def _path(keys: tuple[Any, ...]) -> str:
     """Returns the path of a leaf as JSON: each step with its kind, so that 1 and "1" differ."""
+    kinds = tuple((type(key), type(getattr(key, "key", None))) for key in keys)
     try:
-        return _known_path(keys, tuple((type(key), type(getattr(key, "key", None))) for key in keys))
+        return _known_path(keys, kinds) if all(kind in _KNOWN_KEYS for _, kind in kinds) else _json_path(keys)
     except TypeError:  # a key that has no hash
         return _json_path(keys)
 
@@ -215,7 +217,23 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _is_known(leaf: Any) -> bool:
-    return isinstance(leaf, (jax.Array, np.ndarray, np.generic, *_PLAIN)) and not (isinstance(leaf, np.ndarray) and leaf.dtype.hasobject)
+    if isinstance(leaf, np.ndarray | np.generic):
+        return _is_named(leaf.dtype) and not isinstance(leaf, np.ma.MaskedArray)
+    return isinstance(leaf, (jax.Array, *_PLAIN))
+
+
+def _kind(leaf: Any) -> str:
+    """Describes a leaf that cannot be saved."""
+    kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+    return f"{kind} of {leaf.dtype}" if isinstance(leaf, np.ndarray | np.generic) else kind
+
+
+def _is_named(dtype: np.dtype[Any]) -> bool:
+    """Returns whether the bytes of a dtype's elements are their values, and its name gives it back: that of a structured one does not."""
+    try:
+        return not dtype.hasobject and _dtype(str(dtype)) == dtype
+    except (TypeError, SyntaxError, ValueError):
+        return False
 
 
 def _described(leaf: Any, process: int) -> tuple[dict[str, Any], list[tuple[Any, list[list[int]]]]]:
@@ -322,6 +340,11 @@ def _is_narrowed(dtype: Any) -> bool:
     return bool(jax.dtypes.canonicalize_dtype(dtype) != dtype)
 
 
+def _would_narrow(about: dict[str, Any], target: Any) -> bool:
+    """Returns whether JAX would cut the numbers of a leaf for which the template names no dtype."""
+    return about["kind"] == "array" and not hasattr(target, "dtype") and _is_narrowed(_dtype(about["dtype"]))
+
+
 def _holds(dtype: Any, kind: str, text: Any, cast: bool) -> bool:
     """Returns whether a dtype takes a Python number as JAX's arithmetic would: a float may be rounded, but is no whole number."""
     if kind == "int" and jax.numpy.issubdtype(dtype, jax.numpy.integer):
@@ -357,8 +380,12 @@ class _Saved:
         indexes += map(self._index, range(1, count))
         for process, index in enumerate(indexes):
             for path, about in index["leaves"].items():
-                known = self.leaves.setdefault(path, {**about, "shards": []})
-                known["shards"] += [(process, offset, [tuple(part) for part in box]) for offset, box in about["shards"]]
+                shards = [(process, offset, [tuple(part) for part in box]) for offset, box in about["shards"]]
+                known = self.leaves.get(path)
+                if known is None or (process == jax.process_index() and shards and _is_whole(about) and _is_whole(known)):
+                    self.leaves[path] = {**about, "shards": shards}
+                elif not _is_whole(known):  # else each process has an array of its own there
+                    known["shards"] += shards
 
     def _index(self, process: int) -> dict[str, Any]:
         mapped = self._maps[process] = self.checkpoint._map(_file(self.name, process), lazily=True)
@@ -371,6 +398,10 @@ class _Saved:
 
     def values(self, wanted: list[tuple[str, Any]]) -> list[Any]:
         """Returns the values of leaves in the places of their targets. Leaves are put together while the next ones are read."""
+        narrowed = [_shown(path) for path, target in wanted if _would_narrow(self.leaves[path], target)]
+        if narrowed:
+            why = f"JAX makes no array of 64 bits without jax_enable_x64: {', '.join(narrowed[:_MOST_SHOWN])}"
+            raise NebulaConfigError(f"{self.name!r} of {self.checkpoint.tag!r} would lose bits, because {why}")
         made: list[Any] = []
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy copies without the lock of the interpreter
             for group in self._groups(wanted):
@@ -415,16 +446,16 @@ class _Saved:
         if about["kind"] == "key":
             data = self._whole(about, shape)
             key = jax.random.wrap_key_data(jax.numpy.asarray(data), impl=about["impl"])
-            return key if (sharding := _sharding_of(target)) is None else jax.device_put(key, sharding)
+            return key if (sharding := _sharding_of(target)) is None else _spread(key, sharding)
         if (sharding := _sharding_of(target)) is not None:
             def part(index: Any) -> np.ndarray[Any, Any]:
                 return self._part(about, _box(index, shape), shared=True).astype(target.dtype, copy=False)
 
-            return jax.make_array_from_callback(shape, sharding, part)
+            return jax.make_array_from_callback(shape, sharding, part, dtype=target.dtype)
         found = self._whole(about, shape)
         if isinstance(target, np.ndarray | np.generic):
             return found.astype(target.dtype, copy=False)
-        if target is None and about["kind"] == "numpy":
+        if about["kind"] == "numpy" and not hasattr(target, "dtype"):
             return found
         return jax.numpy.asarray(found, dtype=getattr(target, "dtype", None))
 
@@ -432,7 +463,9 @@ class _Saved:
         if isinstance(target, np.ndarray | np.generic):
             return value
         sharding = _sharding_of(target)
-        return jax.numpy.asarray(value) if sharding is None else jax.device_put(value, sharding)
+        if sharding is None:
+            return jax.numpy.asarray(value)
+        return jax.make_array_from_callback((), sharding, lambda index: value, dtype=value.dtype)
 
     def _whole(self, about: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         return self._part(about, [[0, size] for size in shape])
@@ -465,6 +498,12 @@ class _Saved:
         return data.view(dtype).reshape([stop - start for start, stop in box])
 
 
+def _spread(key: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Returns PRNG keys with a sharding. device_put() refuses one with devices of other processes, and may wait for these."""
+    parts = [jax.device_put(key[index], device) for device, index in sharding.addressable_devices_indices_map(key.shape).items()]
+    return jax.make_array_from_single_device_arrays(key.shape, sharding, parts, dtype=key.dtype)
+
+
 def _empty(shape: list[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Returns an array that JAX takes over on the CPU: it copies others."""
     size = math.prod(shape) * dtype.itemsize
@@ -481,6 +520,12 @@ def _common(box: Any, other: Any) -> list[tuple[int, int]] | None:
 
 def _bytes(about: dict[str, Any], box: Any) -> int:
     return math.prod(stop - start for start, stop in box) * _dtype(about["dtype"]).itemsize
+
+
+def _is_whole(about: dict[str, Any]) -> bool:
+    """Returns whether a leaf is a plain value, or its shards, which do not overlap, are all of it."""
+    written = sum(math.prod(stop - start for start, stop in shard[-1]) for shard in about["shards"])
+    return about["kind"] == "plain" or written == math.prod(about["shape"])
 
 
 # -- the manager

@@ -241,8 +241,15 @@ PROCESSES = """
     mesh = jax.make_mesh((jax.device_count(),), ("x",))
     split = NamedSharding(mesh, P("x"))
     whole = np.arange(1024.0, dtype=np.float32).reshape(64, 16)
-    tree = {"w": jax.make_array_from_callback(whole.shape, split, lambda index: whole[index]), "step": 7,
+    own = {"mine": jnp.full(2, jax.process_index()), "key": jax.random.key(jax.process_index())}
+    tree = {"w": jax.make_array_from_callback(whole.shape, split, lambda index: whole[index]), "step": 7, "own": own,
             "r": jax.make_array_from_callback((5,), NamedSharding(mesh, P()), lambda index: np.arange(5.0, dtype=np.float32)[index])}
+    data = np.arange(8, dtype=np.uint32).reshape(4, 2)
+    tree["keys"] = jax.random.wrap_key_data(jax.make_array_from_callback(data.shape, split, lambda index: data[index]))
+    last = jax.sharding.Mesh(np.array([each for each in jax.devices() if each.process_index == jax.process_count() - 1]), ("x",))
+    line = lambda index: np.arange(4.0, dtype=np.float32)[index]
+    tree["stage"] = jax.make_array_from_callback((4,), NamedSharding(last, P("x")), line, dtype=np.float32)
+    tree["mixed"] = 5 if jax.process_index() == 0 else jnp.ones(1)
     nj.init(sys.argv[1], 0, on_error="raise")
     if sys.argv[5] == "save":
         checkpoint = nm.Checkpoint("global_step7", -2)
@@ -251,7 +258,13 @@ PROCESSES = """
         checkpoint.wait("durable", 120)
     found = nj.load(nm.get_latest_checkpoint(), "state", tree)
     good = all(np.array_equal(np.asarray(shard.data), whole[shard.index]) for shard in found["w"].addressable_shards)
-    say(good and len(found["w"].addressable_shards) == jax.local_device_count(), found["step"], np.asarray(found["r"].addressable_shards[0].data).tolist())
+    keys = [jax.random.key_data(shard.data) for shard in found["keys"].addressable_shards]
+    good = good and all(np.array_equal(key, data[shard.index]) for key, shard in zip(keys, found["keys"].addressable_shards))
+    good = good and all(np.array_equal(shard.data, line(shard.index)) for shard in found["stage"].addressable_shards)
+    number = jax.make_array_from_callback((), NamedSharding(mesh, P()), lambda index: np.int32(0))
+    good = good and int(nj.load(nm.get_latest_checkpoint(), "state", {"step": number})["step"].addressable_data(0)) == 7
+    say(good and len(found["w"].addressable_shards) == jax.local_device_count(), found["step"], np.asarray(found["r"].addressable_shards[0].data).tolist(),
+        same(found["own"], own), nj.load(nm.get_latest_checkpoint(), "state")["own"]["mine"].tolist() == [jax.process_index()] * 2)
     if sys.argv[5] == "save":  # process 1 dies before it has saved its part of the next one, and process 0 after that
         if sys.argv[4] == "0":
             with nm.Checkpoint("global_step8", -2) as checkpoint:
@@ -274,10 +287,10 @@ def test_processes_write_each_shard_once_and_another_number_of_them_reads_the_la
         ports = [one.getsockname()[1] for one in held]
         for one in held:
             one.close()
-        line = "True 7 [0.0, 1.0, 2.0, 3.0, 4.0]"
+        line = "True 7 [0.0, 1.0, 2.0, 3.0, 4.0] True True"
         assert run_all(jax, ports[0], 2, "save", 2, code=-9) == [line] * 2
         sizes = {path.name: path.stat().st_size for path in node.persist.glob("global_step7/*.tree")}
-        assert len(sizes) == 2 and sum(sizes.values()) < 64 * 16 * 4 + 2 * 1000
+        assert len(sizes) == 2 and sum(sizes.values()) < 64 * 16 * 4 + 2 * 1800
         assert run_all(jax, ports[1], 1, "load", 4) == [line]
     finally:
         for one in held:
@@ -489,6 +502,34 @@ def test_a_manager_of_orbax_writes_through_nebula_and_goes_on_after_sigkill(jax)
     assert steps.endswith("] 3") and loaded == "3.0 True"
 
 
+def test_a_version_whose_item_orbax_is_about_to_name_stays(jax):
+    said = jax("""
+        import pathlib
+        import nebulaml.integrations.orbax as nebula_orbax
+        root, tree = pathlib.Path(sys.argv[1]), {"w": jnp.ones(1)}
+        handler, unfinished = nebula_orbax.Handler(), root / "x" / ("two" + nebula_orbax._UNFINISHED)
+        for item in ("one", unfinished.name, "three"):
+            (root / "x" / item).mkdir(parents=True)
+            handler.save(root / "x" / item, tree)
+        tags = lambda: sorted(row.tag for row in handler._session(root / "nebula").checkpoints())
+        say(*tags())
+
+        (root / "x").rename(root / ("x" + nebula_orbax._UNFINISHED))
+
+        class Renames:
+            __truediv__ = lambda self, name: root / name
+
+            def glob(self, pattern):
+                found = list(root.glob(pattern))
+                for each in found:
+                    each.rename(root / "x")
+                return found
+        say(nebula_orbax._has_item(Renames(), "x", "one"), nebula_orbax._has_item(root, "x", "four"))
+        handler.close()
+    """)
+    assert said == ["x/one x/three x/two", "True False"]
+
+
 ORBAXS_OWN = """
     import tempfile
     from absl.testing import absltest
@@ -537,3 +578,51 @@ def test_a_tree_without_a_template_is_dicts_and_lists(jax):
         say(nj.load(latest, "leaf").shape, nj.load(latest, "empty"))
     """)
     assert said == ["['by', 'deep', 'list', 'pair'] ArrayImpl ndarray [5, None, 'x'] {1: None} key<fry>", "(3,) {}"]
+
+
+def test_numpy_values_that_no_load_would_give_back_are_refused_by_the_save(jax):
+    said = jax("""
+        nj.init(sys.argv[1], 0, on_error="raise")
+        parts = np.dtype([("a", "i4"), ("b", "f8")])
+        leaves = [np.zeros(2, parts), np.zeros(2, parts)[0], np.zeros(2, parts).view(np.recarray), np.ma.array([1, 2], mask=[0, 1]), np.array([None])]
+        for leaf in (*leaves, np.arange(3, dtype=">i4"), np.array(["a", "bc"]), np.datetime64("2020-01-01"), np.zeros(2, "m8[s]"), np.bool_(1)):
+            try:
+                with nm.Checkpoint("a") as checkpoint:
+                    nj.save(checkpoint, "state", leaf)
+                found = nj.load(nm.get_checkpoint("a"), "state")
+                say(found.dtype == leaf.dtype and found.tobytes() == leaf.tobytes())
+            except nm.NebulaConfigError as failure:
+                say("cannot be saved: the tree is a numpy" in str(failure) and f" of {leaf.dtype}" in str(failure))
+            nm.flush_persistence()
+    """)
+    assert said == ["True"] * 10
+
+
+def test_keys_of_dicts_that_are_equal_and_have_other_texts_stay_apart(jax):
+    said = jax("""
+        nj.init(sys.argv[1], 0, on_error="raise")
+        with nm.Checkpoint("a") as checkpoint:
+            nj.save(checkpoint, "first", [{(1, 2): 3}, {0.0: 4}])
+            nj.save(checkpoint, "second", [{(True, 2.0): 3}, {-0.0: 4}])
+        say(*nj._Saved(nm.get_latest_checkpoint(), "second").leaves)
+    """)
+    assert "(True, 2.0)" in said[0] and "-0.0" in said[0]
+
+
+def test_without_a_template_numbers_of_64_bits_are_refused_unless_jax_has_them(jax):
+    said = jax("""
+        nj.init(sys.argv[1], 0, on_error="raise")
+        jax.config.update("jax_enable_x64", True)
+        with nm.Checkpoint("a") as checkpoint:
+            nj.save(checkpoint, "state", {"i": jnp.int64(1 << 40), "n": np.array(1 << 40)})
+        latest = nm.get_latest_checkpoint()
+        say(nj.load(latest, "state"))
+        jax.config.update("jax_enable_x64", False)
+        for template in (None, {"i": 0}, {"n": 0}):
+            try:
+                say(nj.load(latest, "state", template))
+            except nm.NebulaConfigError as failure:
+                say(failure)
+    """)
+    assert said[0] == "{'i': Array(1099511627776, dtype=int64), 'n': array(1099511627776)}" and said[3] == "{'n': array(1099511627776)}"
+    assert all("without jax_enable_x64: ['i']" in line for line in said[1:3])

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from nebulaml import _nebula
 from nebulaml._session import locate
-from nebulaml.elastic import agent, run, spare, warm, worker, workers
+from nebulaml.elastic import agent, handlers, run, spare, warm, worker, workers
 from nebulaml.elastic.agent import NoProgress, Progress
 from nebulaml.errors import NebulaConfigError
 from torch.distributed.run import get_args_parser
@@ -353,6 +353,32 @@ class Keys(dict):
 
     def get(self, key):
         return self[key]
+
+
+# fault (Elastic jobs): The storage of the rendezvous refuses the note that tells spare nodes where the checkpoints are.
+# result: The job goes on. Its agent says so, and tries again after 8 seconds.
+def test_a_note_for_spare_nodes_that_cannot_be_written_does_not_end_the_job(tmp_path, caplog, monkeypatch):
+    (tmp_path / "told").write_text("{}")
+    told, handler = agent.Agent.__new__(agent.Agent), handlers.Handler.__new__(handlers.Handler)
+    asked = []
+
+    def refuse(key: str, value: bytes) -> None:
+        asked.append(value)
+        raise PermissionError(13, "the table is not yours")
+
+    handler._inner = types.SimpleNamespace(_store=types.SimpleNamespace(set=refuse))
+    with open(tmp_path / "told", "rb") as file:
+        monkeypatch.setattr(told, "place", file.fileno())
+        told._tell_spares(handler)
+        told._tell_spares(handler)
+        assert asked == [b"{}"] and "the table is not yours" in caplog.text
+        told.tells_at = 0.0
+        told._tell_spares(handler)
+        assert asked == [b"{}"] * 2
+        told.tells_at = 0.0
+        handler._inner._store.set = lambda key, value: asked.clear()
+        told._tell_spares(handler)
+        assert told.told == b"{}" and not asked
 
 
 # fault (Elastic jobs): The storage path of a job cannot be opened on a spare node.

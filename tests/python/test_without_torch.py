@@ -144,6 +144,38 @@ def test_a_file_that_was_saved_without_torch_is_one_of_torch_and_back(run: Run, 
     assert said[0] == "{'step': 9}" and len(said) == 3 and all("nebula-checkpoint[torch]" in line for line in said[1:])
 
 
+def test_torch_may_be_forbidden_hidden_by_a_directory_or_come_later(run: Run, place: Place) -> None:
+    code = """
+        import os, sys
+        import nebulaml as nm
+        nm.init(sys.argv[1], 0, on_error="raise")
+        os.mkdir("torch")
+        sys.path.insert(0, "")
+        for number, torch in enumerate((..., None)):
+            if torch is None:
+                sys.modules["torch"] = None
+            with nm.Checkpoint(f"global_step{number}") as checkpoint:
+                checkpoint.save("object", number)
+                checkpoint.save_bytes("bytes", b"abc")
+            print(checkpoint.load("object"))
+        print(nm.get_latest_checkpoint().tag)
+        from nebulaml._session import late
+        os.mkdir("later")
+        with open("later/torch.py", "w") as file:
+            file.write("import types; UntypedStorage = Tensor = lambda size: None")
+        sys.path.insert(0, "later")
+        del sys.modules["torch"]
+        sys.meta_path.append(object())  # Python passes over it
+        import torch
+        try:
+            late.pickling
+        except (ImportError, AttributeError) as failure:
+            print("torch" in str(failure))  # this one is not enough, but it is asked
+        sys.exit(3)
+    """
+    assert run("-c", textwrap.dedent(code), place.storage, code=3) == ["0", "1", "global_step1", "True"], "no error at the end"
+
+
 def test_a_manager_of_plain_values_goes_on_after_sigkill(run: Run, place: Place) -> None:
     assert run("-c", NUMBERS + textwrap.dedent(MANAGER), place.storage, code=-9) in ([], ["None 0 0 True"])
     assert run("-c", NUMBERS + textwrap.dedent(MANAGER), place.storage) == [

@@ -161,7 +161,7 @@ class Engine:
             if not self.is_reader:
                 pulse.offer(self)
                 worker.tell()
-                if "torch" in sys.modules:
+                if sys.modules.get("torch"):
                     with contextlib.suppress(ImportError):  # a torch without hooks for all optimizers
                         late.foresight.follow(self)
         else:
@@ -355,12 +355,13 @@ def _leave() -> None:
     _nebula.end_is_near()
     engines = list(_engines)
     try:
-        if "torch" in sys.modules:
-            for name in ("device", "loading"):
-                getattr(late, name)
-            late.pickling.capture({})
-        elif any(engine.has_session() for engine in engines) and not late.has_torch():
-            late.pickling.capture({})
+        with contextlib.suppress(ImportError):  # a torch that cannot be imported stops no save that has begun
+            if sys.modules.get("torch"):
+                for name in ("device", "loading"):
+                    getattr(late, name)
+                late.pickling.capture({})
+            elif any(engine.has_session() for engine in engines) and not late.has_torch():
+                late.pickling.capture({})
         locate.agent_path()
         for step in (Engine.settle, Engine.say_what_is_missing):
             for engine in engines:

@@ -19,17 +19,26 @@ __all__ = ["device", "foresight", "has_torch", "loading", "pickling", "preparing
 _OF_OBJECTS = ("loading", "pickling", "unpickling")
 
 
+_without: list[ModuleType] = []  # what does without torch; torch may be installed and imported later
+
+
 def has_torch() -> bool:
     """Returns whether torch is installed. It imports nothing."""
+    if "torch" in sys.modules:
+        return getattr(sys.modules["torch"], "__file__", None) is not None  # None: its import is forbidden
     try:
-        return "torch" in sys.modules or importlib.util.find_spec("torch") is not None
+        spec = importlib.util.find_spec("torch")
     except ImportError:
         return False
+    return spec is not None and spec.origin is not None  # a directory of that name in the program's has none
 
 
 def __getattr__(name: str) -> ModuleType:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    own = name if name not in _OF_OBJECTS or has_torch() else "without_torch"
-    found = globals()[name] = importlib.import_module(f"..tensors.{own}", __package__)
+    if name in _OF_OBJECTS and not (sys.modules.get("torch") if _without else has_torch()):
+        if not _without:
+            _without.append(importlib.import_module("..tensors.without_torch", __package__))
+        return _without[0]
+    found = globals()[name] = importlib.import_module(f"..tensors.{name}", __package__)
     return found

@@ -14,6 +14,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -31,6 +32,7 @@ DEFAULT, OFF = "default", "off"  # values of --health-check
 UNWELL = 1  # exit code of `nebula doctor`
 CHECK_S = 60.0  # of a health check
 _AT_ONCE_S = 1e-6
+_TELLS_AGAIN_S = 8.0  # after the store of the rendezvous has failed
 
 
 class NoProgress(Exception):
@@ -98,6 +100,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
     passes_over = False
     place = -1  # the file where rank 0 leaves the place of its checkpoints, for spare nodes; -1: the job has none
     told = b""
+    tells_at = 0.0
 
     def _invoke_run(self, *given: Any, **options: Any) -> Any:
         has_failed, spec = True, self._worker_group.spec
@@ -120,10 +123,12 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
 
     def _tell_spares(self, handler: Any) -> None:
         told = os.pread(self.place, 65536, 0)
-        if told == self.told or not told.endswith(b"}") or not hasattr(handler, "tell_spares"):
+        if told == self.told or not told.endswith(b"}") or not hasattr(handler, "tell_spares") or time.monotonic() < self.tells_at:
             return
         if handler.tell_spares(told):
             self.told = told
+        else:
+            self.tells_at = time.monotonic() + _TELLS_AGAIN_S
 
     def _rendezvous(self, worker_group: Any) -> None:
         check(self.health_check)

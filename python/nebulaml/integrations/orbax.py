@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import json
 import logging
 import os
@@ -213,12 +214,18 @@ def _remove_orphans(session: Session, root: Any, current: str) -> None:
     """Removes the versions whose items Orbax has removed."""
     for row in session.checkpoints():
         step, _, item = row.tag.partition("/")
-        if row.tag == current or row.state != "durable" or (root / step / item).exists() or any(root.glob(f"{step}{_UNFINISHED}*")):
+        if row.tag == current or row.state != "durable" or _has_item(root, step, item):
             continue
         try:
             session._engine.session(patient=True).remove(row.tag)
         except NebulaError as failure:
             log.warning("nebula: %s stays in %s, although Orbax has removed that step: %s", row.tag, root / FOLDER, failure)
+
+
+def _has_item(root: Any, step: str, item: str) -> bool:
+    """Returns whether Orbax has an item or is about to. The name changes when it is done: the one that it has first is asked for first."""
+    unfinished = (*root.glob(f"{glob.escape(step)}{_UNFINISHED}*"), *(root / step).glob(f"{glob.escape(item)}{_UNFINISHED}*"))
+    return bool(unfinished) or (root / step / item).exists()
 
 
 @contextlib.contextmanager

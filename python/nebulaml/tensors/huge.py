@@ -46,8 +46,8 @@ class _BehindTorch:
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname != "torch":
             return None
-        others = (finder.find_spec(fullname, path, target) for finder in list(sys.meta_path) if finder is not self)
-        spec = next((spec for spec in others if spec is not None), None)
+        others = [finder.find_spec for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        spec = next((spec for find in others if (spec := find(fullname, path, target)) is not None), None)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module

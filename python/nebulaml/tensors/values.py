@@ -162,7 +162,7 @@ def find(module: str, name: str) -> Any:
     if (module, name) == ("_codecs", "encode"):
         return _Call(_encoded)
     if (module, name) == ("torch", "device"):
-        return _Call(sys.modules["torch"].device) if "torch" in sys.modules else None
+        return _Call(sys.modules["torch"].device) if sys.modules.get("torch") else None
     return _find_numpy(module, name) if module.partition(".")[0] == "numpy" else None
 
 

@@ -51,7 +51,7 @@ def load(mapped: _nebula.Map, map_location: Any = None, weights_only: bool | Non
     try:
         return values.resolved(_Safe(content, name).load()) if is_safe else _Trusting(content, name).load()
     except ModuleNotFoundError as failure:
-        if failure.name != "torch":
+        if (failure.name or "").partition(".")[0] != "torch":
             raise
         raise NebulaConfigError(f"{name!r} needs torch: {NEEDED}") from failure
 
