@@ -28,7 +28,7 @@ run tests/python tests/integration -n 4 --dist loadfile --no-loadscope-reorder "
 wait $beside || failed=1
 cat "$log/beside"
 grep -hE '^(FAILED|ERROR) ' "$log"/* || true
-awk '/ in [0-9.]+s/ && /=====/ {
+awk '/^=.* in [0-9.]+s/ {
         for (i = 2; i <= NF; i++)
                 if ($i ~ /^(passed|failed|error|errors|skipped),?$/) { sub(/,$/, "", $i); sum[$i] += $(i - 1) }
 } END {

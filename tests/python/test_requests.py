@@ -48,13 +48,25 @@ def save(step: int, *sizes: int) -> None:
     checkpoint.wait("durable", 60)
 
 
+def asked(bucket: Sink, *last: str) -> list[str]:
+    """The requests until one that begins with each of `last` was there. `latest` and the settings follow after the version is durable."""
+    said: list[str] = []
+
+    def is_over() -> bool:
+        said.extend(kinds(bucket.requests()))
+        return all(any(one.startswith(wanted) for one in said) for wanted in last)
+
+    until(is_over, 60, f"{last} after {said}")
+    return said
+
+
 def test_a_save_of_a_small_file_takes_eight_requests(bucket):
     nebulaml.init(PATH, 0, 2, on_error="raise")
     save(1, 10)  # pays for the look at the path
+    asked(bucket, "PUT latest", "PUT .nebula/settings-")
     for step in (2, 3):
-        bucket.requests()
         save(step, 10)
-        said = kinds(bucket.requests())
+        said = asked(bucket, "PUT latest")
         tag = f"global_step{step}"
         assert set(said[:2]) == {f"PUT {tag}/.nebula/W.record-00000.json", f"LIST {tag}/"}, "before the file, together"
         assert said[2:4] == [f"PUT {tag}/0.pt", f"PUT {tag}/.nebula/manifest-1.json"]
@@ -102,9 +114,9 @@ def test_a_list_of_many_versions_reads_only_the_manifest_of_the_newest(bucket, c
 def test_each_further_file_of_less_than_a_mebibyte_takes_one_request(bucket):
     nebulaml.init(PATH, 0, 2, on_error="raise")
     save(1, 10)
-    bucket.requests()
+    asked(bucket, "PUT latest", "PUT .nebula/settings-")
     save(2, 10, 1000, 100_000, 250_000)
-    said = kinds(bucket.requests())
+    said = asked(bucket, "PUT latest")
     assert len(said) == 11 and sum("/0.pt" in one or ".pt" in one for one in said) == 4
 
 

@@ -10,11 +10,11 @@ import textwrap
 import venv
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import nebulaml
 import pytest
 import torch
-from conftest import Place
 
 PACKAGES = Path(sysconfig.get_path("purelib"))
 NUMPY = ("numpy", "numpy.libs")
@@ -35,7 +35,7 @@ def interpreter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture
-def run(interpreter: Path, place: Place) -> Run:
+def run(interpreter: Path, place: Any) -> Run:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "NEBULA_AGENT_PATH": str(Path(sysconfig.get_path("scripts")) / "nebula")
     }
@@ -113,13 +113,13 @@ MANAGER = """
 NUMBERS = "import os, sys\ntry:\n    import numpy; numbers = numpy.arange(1000.0)\nexcept ImportError:\n    numbers = bytearray(8000)\n"
 
 
-def test_sessions_and_readers_save_and_load(run: Run, place: Place) -> None:
+def test_sessions_and_readers_save_and_load(run: Run, place: Any) -> None:
     said = run("-c", NUMBERS + textwrap.dedent(SESSION), place.storage)
     assert said[:3] == ["global_step4 {'loss': 0.25} b'abc' 4 True", "4", "global_step4 3"]
     assert said[3] in ("python", "numpy python")
 
 
-def test_a_file_that_was_saved_without_torch_is_one_of_torch_and_back(run: Run, place: Place) -> None:
+def test_a_file_that_was_saved_without_torch_is_one_of_torch_and_back(run: Run, place: Any) -> None:
     run("-c", NUMBERS + textwrap.dedent(SESSION), place.storage)
     stored = torch.load(place.storage / "global_step4" / "object", weights_only=False)
     assert stored["step"] == 4 and stored["rows"][1] == (1, 2.5, None)
@@ -144,7 +144,7 @@ def test_a_file_that_was_saved_without_torch_is_one_of_torch_and_back(run: Run, 
     assert said[0] == "{'step': 9}" and len(said) == 3 and all("nebula-checkpoint[torch]" in line for line in said[1:])
 
 
-def test_torch_may_be_forbidden_hidden_by_a_directory_or_come_later(run: Run, place: Place) -> None:
+def test_torch_may_be_forbidden_hidden_by_a_directory_or_come_later(run: Run, place: Any) -> None:
     code = """
         import os, sys
         import nebulaml as nm
@@ -176,7 +176,7 @@ def test_torch_may_be_forbidden_hidden_by_a_directory_or_come_later(run: Run, pl
     assert run("-c", textwrap.dedent(code), place.storage, code=3) == ["0", "1", "global_step1", "True"], "no error at the end"
 
 
-def test_a_manager_of_plain_values_goes_on_after_sigkill(run: Run, place: Place) -> None:
+def test_a_manager_of_plain_values_goes_on_after_sigkill(run: Run, place: Any) -> None:
     assert run("-c", NUMBERS + textwrap.dedent(MANAGER), place.storage, code=-9) in ([], ["None 0 0 True"])
     assert run("-c", NUMBERS + textwrap.dedent(MANAGER), place.storage) == [
         "(15, {'loss': 10.0}, 'text') 15 30 True", "[5, 15, 20] 5", "NebulaConfigError", "NebulaConfigError", "NebulaNotFound",
@@ -184,7 +184,7 @@ def test_a_manager_of_plain_values_goes_on_after_sigkill(run: Run, place: Place)
     ]  # fmt: skip
 
 
-def test_commands_work_and_those_of_torch_say_so(run: Run, place: Place) -> None:
+def test_commands_work_and_those_of_torch_say_so(run: Run, place: Any) -> None:
     run("-c", NUMBERS + textwrap.dedent(SESSION), place.storage)
     assert any("global_step4" in line for line in run("-m", "nebulaml", "list", "--path", place.storage))
     assert any("storage" in line for line in run("-m", "nebulaml", "plan", "--params", "7e9"))

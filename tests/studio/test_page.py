@@ -360,7 +360,9 @@ def test_flush_and_save_now(place, start, page):
         """
         with nm.Manager(sys.argv[1], save_every_steps=1_000_000, persistent_time_interval=3600) as manager:
             for step in range(1, 100_000):
-                if manager.save(step, {"extra": torch.ones(10)}, force=step in (1, 2)):
+                if saved := manager.save(step, {"extra": torch.ones(10)}, force=step in (1, 2)):
+                    if step == 1:
+                        saved.wait("durable")  # the interval begins
                     say(step)
                 time.sleep(0.02)
         """,
