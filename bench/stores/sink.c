@@ -198,6 +198,17 @@ static void give(struct link *link, const char *data, uint64_t size, int flags)
         }
 }
 
+/* Called before the answer is sent, so that the next request of the same client stands after this one. */
+static void tell(struct call *call)
+{
+        pthread_mutex_lock(&told_lock);
+        if (!told)
+                told = open_memstream(&told_text, &told_size);
+        fprintf(told, "%.3f %.3f %s %s\n", call->came_s * 1e3, now_s() * 1e3, call->method, call->told);
+        pthread_mutex_unlock(&told_lock);
+        call->told = NULL;
+}
+
 static void give_head(struct call *call, int status, const char *fields, uint64_t size, bool has_more)
 {
         char head[4096], date[64];
@@ -207,6 +218,8 @@ static void give_head(struct call *call, int status, const char *fields, uint64_
         struct tm when;
         int length;
 
+        if (call->told)
+                tell(call);
         strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", gmtime_r(&now, &when));
         length = snprintf(head, sizeof head, "HTTP/1.1 %d Said\r\nDate: %s\r\nx-amz-request-id: %llu\r\nx-ms-request-id: %llu\r\n%s%s%llu\r\n\r\n",
                           status, date, id, id, fields, strstr(fields, "Content-Length") ? "X-Size: " : "Content-Length: ", (unsigned long long)size);
@@ -268,15 +281,6 @@ static void report_counts(struct call *call)
         sink_answer(call, 200, "", text, (uint64_t)size);
 }
 
-static void tell(const char *method, const char *target, double came_s)
-{
-        pthread_mutex_lock(&told_lock);
-        if (!told)
-                told = open_memstream(&told_text, &told_size);
-        fprintf(told, "%.3f %.3f %s %s\n", came_s * 1e3, now_s() * 1e3, method, target);
-        pthread_mutex_unlock(&told_lock);
-}
-
 static void report_requests(struct call *call)
 {
         pthread_mutex_lock(&told_lock);
@@ -330,14 +334,13 @@ static void serve_one(struct link *link, size_t size)
                 atomic_store(&latency_ms, sink_param(&call, "ms", value, sizeof value) ? (unsigned)strtoul(value, NULL, 10) : 0);
                 sink_answer(&call, 200, "", "", 0);
         } else {
-                double came_s = now_s();
-
+                call.told = target;
+                call.came_s = now_s();
                 usleep(atomic_load(&latency_ms) * 1000);
                 atomic_fetch_add(&requests, 1);
                 atomic_fetch_add(&list_count, sink_param(&call, "list-type", value, sizeof value));
                 atomic_fetch_add(!strcmp(call.method, "PUT") ? &put_count : &get_count, !strcmp(call.method, "PUT") || !strcmp(call.method, "GET"));
                 objects_serve(&call);
-                tell(call.method, target, came_s);
         }
         memmove(link->head, link->head + size, link->used - size);
         link->used -= size;

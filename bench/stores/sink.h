@@ -24,6 +24,8 @@ struct call {
         char path[1100];     /* decoded */
         const char *query;   /* as it came, without '?' */
         uint64_t body_bytes; /* still to be read, by sink_take or sink_drop */
+        const char *told;    /* the target, for the list of requests; NULL: it is there already, or the request is one of the test's own */
+        double came_s;
 };
 
 /* A field by its name in lower case, copied; "" when there is none. */
