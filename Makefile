@@ -174,12 +174,12 @@ analyze: setup-test
 	@scripts/build.sh build
 	@scripts/analyze.sh build
 
-# Commands and adapters are tested from Python, which this does not count. The floor is what was reached, and rises with it.
+# The tests in Python run most of src/cli, and do not count here. The floor is a point below the figures of docs/reliability.md, and rises with them.
 coverage: setup-test
 	@scripts/build.sh build-coverage -Db_coverage=true -Doptimization=0 -Dwerror=false
 	@find build-coverage -name '*.gcda' -delete
 	@meson test -C build-coverage --print-errorlogs --no-rebuild --timeout-multiplier 4 --no-suite stores
-	@$(BIN)/python scripts/coverage.py build-coverage --floor 75 47
+	@$(BIN)/python scripts/coverage.py build-coverage --floor 71 45
 
 # In order, so that what is quick to fail comes first. The C tests run once, with the sanitizers; `make units` runs them without. The frameworks are
 # fetched while the C half is built, which the network decides. The tests on emulators wait most of their time, so the others run beside them.

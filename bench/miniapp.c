@@ -37,7 +37,7 @@ static void check(int is_well, const char *what)
         MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-/* What a library does. library_wait returns when the library calls the newest version stored. */
+/* The calls of a library. library_wait returns when the library says that the newest version is stored. */
 static void library_open(struct grid *grid);
 static int library_resume(struct grid *grid);
 static void library_save(struct grid *grid);

@@ -1,4 +1,4 @@
-/* What nebula_mpi.f90 calls: the communicator of Fortran becomes one of C. A program compiles this file with mpicc. */
+/* nebula_mpi.f90 calls these functions, which turn Fortran's communicator into C's. The user compiles this file with mpicc. */
 #include <nebula_mpi.h>
 
 int nebula_mpi_fortran_latest(MPI_Fint communicator, nebula_session *session, nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);

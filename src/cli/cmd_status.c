@@ -89,7 +89,7 @@ static void print_agent(const struct status *status)
                human_size((uint64_t)number_of(agent, "memory_budget"), budget));
 }
 
-/* What this node keeps of the job for other nodes. */
+/* Prints the copies of the job that this node keeps for other nodes. */
 static void print_kept(const json_t *job)
 {
         json_t *kept = json_object_get(job, "copies_kept"), *bytes;

@@ -148,7 +148,7 @@ static void report_scan(void *argument, const struct manifest_scan *newest, size
         free(versions.list);
 }
 
-/* What a person resumes from is not called loadable because the index has it. */
+/* The index is a hint: the newest version is loadable if its own documents say so. */
 static void confirm_newest(struct store *store, struct manifest_scan *seen)
 {
         int64_t index = manifest_scan_newest(seen, NULL);

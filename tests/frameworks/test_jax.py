@@ -548,7 +548,7 @@ ORBAXS_OWN = """
     sys.argv = ["tests", f"--test_tmpdir={sys.argv[1]}"]
     absltest.main()
 """
-# What these ask for is Orbax's own: its metadata of arrays, its limits of memory, and empty nodes and refusals of parts without a template.
+# These tests ask for parts of Orbax itself: its metadata of arrays, its limits of memory, its empty nodes, its refusal of parts without a template.
 ORBAX_ALONE = {
     "test_composite_handler_metadata", "test_memory_limiting0", "test_memory_limiting1", "test_partial_restore_with_placeholder",
     "test_save_restore_named_tuple_full", "test_save_restore_named_tuple_partial", "test_save_with_failing_array_metadata_store_in_finalize",

@@ -66,7 +66,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
         if (!store || !sealed)
                 abort();
-        if (is_taken(store, data, size)) /* nobody but the owner of the key makes such bytes */
+        if (is_taken(store, data, size)) /* only the owner of the key can make such bytes */
                 abort();
         if (size)
                 memcpy(sealed, data, size);

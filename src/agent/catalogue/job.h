@@ -89,7 +89,7 @@ struct job *catalogue_job(struct catalogue *catalogue, const char *persist_path,
 struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_path, const char *name);
 /* Applies a trainer's settings to the job. Settings that come from a survival log have zeros where the log has no value. */
 void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings, const char *spelling);
-/* What the job knows of storage may be out of date: others may have changed it. */
+/* Others may have changed storage since the agent listed it for the job: the worker lists it again. */
 void catalogue_job_ask_storage(struct job *job);
 /* A spare node waits for the job: its agent keeps copies. The job's other settings stay. */
 void catalogue_job_await(struct catalogue *catalogue, struct job *job, const struct ipc_hello *settings, const char *spelling);
