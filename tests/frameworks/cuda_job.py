@@ -41,7 +41,7 @@ if ON_GPU:
 torch.use_deterministic_algorithms(True, warn_only=True)
 
 import nebulaml as nm  # noqa: E402
-from nebulaml.tensors import device  # noqa: E402
+from nebulaml.tensors import device, device_backends  # noqa: E402
 
 persist = os.path.join(args.directory, "persist")
 losses, given, copies, overlapped = {}, {}, [], []
@@ -87,7 +87,7 @@ def same(found, wanted, where):
 
 def watch():
     """Clones the saved objects, and makes large copies begin late: a save that did not wait for them would have later values."""
-    plain_save, plain_bytes, plain_copy = nm.Checkpoint.save, nm.Checkpoint.save_bytes, device._Cuda.copy
+    plain_save, plain_bytes, plain_copy = nm.Checkpoint.save, nm.Checkpoint.save_bytes, device_backends.Cuda.copy
 
     def save(self, name, obj, *rest, **options):
         given[self.tag, name] = cloned(obj)
@@ -108,7 +108,7 @@ def watch():
             copies.append(torch.cuda.Event())
             copies[-1].record(stream)
 
-    nm.Checkpoint.save, nm.Checkpoint.save_bytes, device._Cuda.copy = save, save_bytes, copy
+    nm.Checkpoint.save, nm.Checkpoint.save_bytes, device_backends.Cuda.copy = save, save_bytes, copy
 
 
 def returned():
@@ -158,7 +158,7 @@ def ended(weights, **more):
     """Prints the last line of a job."""
     for step, loss in sorted(losses.items()):
         say(step=step, loss=float(loss))
-    registered = [place is not None for place in device._registered.values()]
+    registered = [place is not None for place in device._devices.images._registered.values()]
     count = 0 if args.resume else compare()
     say(end=True, weights=weights, compared=count, overlapped=overlapped, registered=registered, copies=len(copies), **more)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from nebulaml.tensors.device import PIECE
+from nebulaml.tensors.device_backends import PIECE
 
 
 class Event:

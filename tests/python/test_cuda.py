@@ -14,7 +14,7 @@ import numpy
 import pytest
 import torch
 from nebulaml.errors import NebulaError
-from nebulaml.tensors import device, pickling
+from nebulaml.tensors import device, device_backends, pickling
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -240,10 +240,10 @@ def test_with_overlap_what_a_forward_pass_changes_is_exact_when_small(nm):
 
 
 def test_the_small_storages_of_a_file_wait_for_no_large_ones_of_the_file_before(nm, monkeypatch):
-    copies, copy = [], device._Cuda.copy
+    copies, copy = [], device_backends.Cuda.copy
 
     def late(self, stream, pieces):
-        is_large = any(size > device.SMALL_BYTES for _, _, size in device.PIECE.iter_unpack(pieces))
+        is_large = any(size > device.SMALL_BYTES for _, _, size in device_backends.PIECE.iter_unpack(pieces))
         if is_large:
             with torch.cuda.stream(stream):
                 torch.cuda._sleep(5 * A_WHILE)
@@ -256,7 +256,7 @@ def test_the_small_storages_of_a_file_wait_for_no_large_ones_of_the_file_before(
         tensors = [[on(LARGE, value=float(number)), on(7)] for number in range(3)]
         checkpoint = nm.Checkpoint(f"global_step{step}")
         if step:
-            monkeypatch.setattr(device._Cuda, "copy", late)
+            monkeypatch.setattr(device_backends.Cuda, "copy", late)
         for number in range(3):
             assert checkpoint.save(f"{number}.pt", tensors[number], overlap=True)
         torch.cuda.current_stream().synchronize()
@@ -289,7 +289,7 @@ def test_memory_that_is_given_back_under_an_overlapped_copy_is_not_used_for_anyt
 
 def test_images_are_registered_once_and_none_is_left_when_the_session_goes(nm, monkeypatch):
     calls = []
-    register, unregister = device._Cuda.register, device._Cuda.unregister
+    register, unregister = device_backends.Cuda.register, device_backends.Cuda.unregister
 
     def registering(self, place, address, size):
         calls.append(("register", register(self, place, address, size)))
@@ -299,8 +299,8 @@ def test_images_are_registered_once_and_none_is_left_when_the_session_goes(nm, m
         unregister(self, place, address)
         calls.append(("unregister", True))
 
-    monkeypatch.setattr(device._Cuda, "register", registering)
-    monkeypatch.setattr(device._Cuda, "unregister", unregistering)
+    monkeypatch.setattr(device_backends.Cuda, "register", registering)
+    monkeypatch.setattr(device_backends.Cuda, "unregister", unregistering)
     tensor = on(LARGE)
     for step in range(8):
         checkpoint = nm.Checkpoint(f"global_step{step}")
@@ -311,13 +311,13 @@ def test_images_are_registered_once_and_none_is_left_when_the_session_goes(nm, m
     del checkpoint
     nm._shutdown()
     gc.collect()
-    assert calls.count(("unregister", True)) == count and not device._registered
+    assert calls.count(("unregister", True)) == count and not device._devices.images
     torch.cuda.synchronize()
     assert on(3).sum() == 3
 
 
 def test_a_little_memory_is_enough_if_registering_is_refused(nm, monkeypatch, caplog):
-    monkeypatch.setattr(device._Cuda, "register", lambda self, place, address, size: False)
+    monkeypatch.setattr(device_backends.Cuda, "register", lambda self, place, address, size: False)
     device.use(None)
     state = {"t": torch.randn(3 * LARGE, device="cuda"), "few": on(3)}
     with caplog.at_level(logging.WARNING, "nebulaml"):
@@ -335,9 +335,9 @@ def test_a_little_memory_is_enough_if_registering_is_refused(nm, monkeypatch, ca
 
 def test_a_driver_without_a_call_for_many_copies_takes_them_one_by_one(nm, monkeypatch):
     monkeypatch.setattr(
-        device._Cuda,
+        device_backends.Cuda,
         "copy",
-        lambda self, stream, pieces: device._nebula.copy_from_device(stream.cuda_stream, pieces, False),
+        lambda self, stream, pieces: device_backends._nebula.copy_from_device(stream.cuda_stream, pieces, False),
     )
     state = [torch.randn(size, device="cuda") for size in (*range(1, 2000), LARGE)]
     checkpoint = nm.Checkpoint("global_step1")
@@ -347,9 +347,9 @@ def test_a_driver_without_a_call_for_many_copies_takes_them_one_by_one(nm, monke
 
 def test_a_load_onto_a_device_takes_a_driver_without_a_call_for_many_copies(nm, monkeypatch):
     monkeypatch.setattr(
-        device._Cuda,
+        device_backends.Cuda,
         "upload",
-        lambda self, stream, pieces, buffer: device._nebula.copy_to_device(stream.cuda_stream, pieces, buffer[0], False),
+        lambda self, stream, pieces, buffer: device_backends._nebula.copy_to_device(stream.cuda_stream, pieces, buffer[0], False),
     )
     state = [torch.randn(size) for size in (*range(1, 2000), LARGE)]
     checkpoint = nm.Checkpoint("global_step1")
@@ -361,13 +361,13 @@ def test_the_driver_says_why_it_refuses_a_copy():
     stream = torch.cuda.Stream()
     target = torch.empty(64, dtype=torch.uint8).pin_memory()
     with pytest.raises(RuntimeError, match=r"the driver of the GPU refuses to copy: .*invalid.* \(error 1\)"):
-        device._nebula.copy_from_device(stream.cuda_stream, device.PIECE.pack(target.data_ptr(), 0, 64), False)
+        device_backends._nebula.copy_from_device(stream.cuda_stream, device_backends.PIECE.pack(target.data_ptr(), 0, 64), False)
     assert on(3).sum() == 3
-    device._nebula.copy_from_device(stream.cuda_stream, b"")
+    device_backends._nebula.copy_from_device(stream.cuda_stream, b"")
 
 
 def test_memory_that_cannot_be_registered_is_refused_and_leaves_no_error_behind():
-    backend = device._Cuda()
+    backend = device_backends.Cuda()
     place = torch.empty(1, device="cuda").device
     assert not backend.register(place, 1 << 12, 1 << 12)  # nothing is mapped there
     backend.unregister(place, 1 << 12)

@@ -185,7 +185,7 @@ class Graph:
 
 
 def test_a_captured_step_takes_no_wait_and_its_replay_waits(nm, fake):
-    device._gate_replays(Graph)
+    device._devices.steps.gate_replays(Graph)
     parameter = torch.nn.Parameter(on(fake, LARGE))
     optimizer = SGD([parameter], fake)
     fake.hold_up()
@@ -406,7 +406,7 @@ def test_a_save_that_a_device_refuses_fails_and_the_next_one_does_not(nm, fake, 
     with nm.Checkpoint("global_step2") as later:
         assert later.save("m.pt", state, overlap=overlap)
     assert later.load("m.pt")["b"].eq(2).all()
-    assert not device._pending
+    assert not device._devices.steps.pending
 
 
 def test_a_step_that_cannot_wait_fails_the_version_and_not_the_step(nm, fake):
@@ -500,7 +500,7 @@ def test_a_forked_worker_neither_waits_nor_gives_back_what_is_the_parents(nm, fa
     child = os.fork()
     if child == 0:
         optimizer.step()
-        os._exit(0 if fake.registered and not device._pending else 1)
+        os._exit(0 if fake.registered and not device._devices.steps.pending else 1)
     assert os.waitpid(child, 0)[1] == 0
     fake.let_go()
     checkpoint.commit()

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from . import device
+from .device_backends import PIECE
 
 __all__ = ["Uploads", "may_go_to_devices"]
 
@@ -74,7 +75,7 @@ def _batches(pieces: list[Piece]) -> list[bytes]:
                 batches.append(bytearray())
                 room = BUFFER_BYTES
             part = min(size, room)
-            batches[-1] += device.PIECE.pack(target, address, part)
+            batches[-1] += PIECE.pack(target, address, part)
             target, address, size, room = target + part, address + part, size - part, room - part
     return [bytes(batch) for batch in batches if batch]
 
