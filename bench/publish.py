@@ -57,10 +57,10 @@ class Follower:
 
     def __init__(self, base: Path, storage: Path, elsewhere: bool) -> None:
         name = "elsewhere" if elsewhere else "here"
-        memory = base / "memory-2" if elsewhere else base / "memory"
+        memory = (base / "memory").resolve() / ("other" if elsewhere else "")
         memory.mkdir(exist_ok=True)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", FOLLOWER, str(storage), str(base / name), str(memory)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", FOLLOWER, str(storage), str(memory / name), str(memory)], stdout=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
 
@@ -168,17 +168,17 @@ def speeds(percent: float, size: int = 512 << 20) -> str:
     state = _nebula.delta_state_sum(parts)
 
     def speed(call: Callable[[], Any]) -> tuple[str, Any]:
-        begun = time.thread_time()
+        begun = time.process_time()  # of all threads
         result = call()
-        return f"{size / 1e9 / (time.thread_time() - begun):.1f}", result
+        return f"{size / 1e9 / (time.process_time() - begun):.1f}", result
 
     copied, _ = speed(lambda: bytes(new))
     made, (delta, _) = speed(lambda: _nebula.delta_make(base, new, parts, size))
-    applied, _ = speed(lambda: _nebula.delta_apply(base, state, delta))
+    applied, _ = speed(lambda: _nebula.delta_apply(base, state, [delta]))
     difference = (before["w"].view(torch.int16) ^ after["w"].view(torch.int16)).view(torch.uint8)[: size // 8].numpy().tobytes()
-    begun = time.thread_time()
+    begun = time.process_time()
     packed = zlib.compress(difference, 1)
-    deflate = len(difference) / 1e9 / (time.thread_time() - begun)
+    deflate = len(difference) / 1e9 / (time.process_time() - begun)
     share, other = f"{100 * len(delta) / size:.2f} %", f"{100 * len(packed) / len(difference):.2f} %"
     return f"| {percent} % | {made} | {applied} | {share} | {deflate:.2f} | {other} | {copied} |"
 

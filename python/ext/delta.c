@@ -117,21 +117,55 @@ PyObject *delta_between(PyObject *module, PyObject *arguments)
         return result;
 }
 
+/* Takes the bytes of all deltas, which the caller releases. Returns how many it took; with an exception set there are fewer. */
+static size_t take_deltas(PyObject *tuple, Py_buffer *buffers, struct delta_bytes *deltas)
+{
+        size_t count = (size_t)PyTuple_GET_SIZE(tuple), taken = 0;
+
+        while (taken < count && !PyObject_GetBuffer(PyTuple_GET_ITEM(tuple, (Py_ssize_t)taken), &buffers[taken], PyBUF_SIMPLE)) {
+                deltas[taken] = (struct delta_bytes){ buffers[taken].buf, (uint64_t)buffers[taken].len };
+                taken++;
+        }
+        return taken;
+}
+
+static PyObject *apply_deltas(Py_buffer *state, uint64_t sum, PyObject *tuple)
+{
+        size_t count = (size_t)PyTuple_GET_SIZE(tuple), taken = 0;
+        Py_buffer *buffers = calloc(count + 1, sizeof *buffers);
+        struct delta_bytes *deltas = calloc(count + 1, sizeof *deltas);
+        enum nebula_status status = NEBULA_OK;
+        struct nebula_error error;
+
+        if (!buffers || !deltas)
+                PyErr_NoMemory();
+        else
+                taken = take_deltas(tuple, buffers, deltas);
+        if (!PyErr_Occurred()) {
+                Py_BEGIN_ALLOW_THREADS
+                status = delta_apply(state->buf, (uint64_t)state->len, &sum, deltas, count, &error);
+                Py_END_ALLOW_THREADS
+                if (status)
+                        nebula_raise(&error);
+        }
+        while (taken)
+                PyBuffer_Release(&buffers[--taken]);
+        free(buffers);
+        free(deltas);
+        return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLongLong(sum);
+}
+
 PyObject *delta_apply_to(PyObject *module, PyObject *arguments)
 {
-        unsigned long long before;
-        struct nebula_error error;
-        enum nebula_status status;
-        Py_buffer state, delta;
-        uint64_t sum;
+        PyObject *list, *tuple, *result;
+        unsigned long long sum;
+        Py_buffer state;
 
-        if (!PyArg_ParseTuple(arguments, "w*Ky*", &state, &before, &delta))
+        if (!PyArg_ParseTuple(arguments, "w*KO", &state, &sum, &list))
                 return NULL;
-        sum = before;
-        Py_BEGIN_ALLOW_THREADS
-        status = delta_apply(state.buf, (uint64_t)state.len, &sum, delta.buf, (uint64_t)delta.len, &error);
-        Py_END_ALLOW_THREADS
+        tuple = PySequence_Tuple(list);
+        result = tuple ? apply_deltas(&state, sum, tuple) : NULL;
+        Py_XDECREF(tuple);
         PyBuffer_Release(&state);
-        PyBuffer_Release(&delta);
-        return status ? nebula_raise(&error) : PyLong_FromUnsignedLongLong(sum);
+        return result;
 }

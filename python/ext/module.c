@@ -192,7 +192,7 @@ static PyMethodDef functions[] = {
         { "delta_sums", delta_sums_of, METH_VARARGS, "delta_sums(state, [(offset, size, width, sum), ...]): the parts with their sums." },
         { "delta_state_sum", delta_sum_of_state, METH_O, "delta_state_sum(parts): the sum of the state whose parts have these sums." },
         { "delta_make", delta_between, METH_VARARGS, "delta_make(base, next, parts, limit): (the delta or None, the parts with the sums of next)." },
-        { "delta_apply", delta_apply_to, METH_VARARGS, "delta_apply(state, sum, delta): changes the state; the sum after that." },
+        { "delta_apply", delta_apply_to, METH_VARARGS, "delta_apply(state, sum, deltas): changes the state; the sum after them." },
         { "address_of", address_of, METH_O, "The address of a contiguous buffer." },
         { "watch_images", session_watch_images, METH_VARARGS, "watch_images(f, g): f(address, bytes) is called after a spare image was mapped, g(address, 0) before an image is unmapped." },
         { "watch_waits", session_watch_waits, METH_O, "watch_waits(f): f() is called while a save waits for memory, and may raise." },

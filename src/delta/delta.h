@@ -2,10 +2,10 @@
  * delta.h - the difference between two states of the same tensors.
  *
  * A publisher of weights calls delta_sums for a state that it publishes whole, then delta_make for each later one. A follower calls delta_sums
- * for its copy of the whole state, then delta_apply for each delta, in their order.
+ * for its copy of the whole state, then delta_apply for the deltas after it, in their order.
  *
  * The tensors are parts of one block of memory, such as a safetensors file. The bytes between the parts are not compared: the caller makes
- * sure that they are equal. The state's sum is one number for the values of all parts. A delta names the sum of the state that it
+ * sure that they are equal. Parts are in the order of their offsets, and none overlaps another. The state's sum is one number for the values of all parts. A delta names the sum of the state that it
  * starts from, and the sum of each part of its result, so applying it to another state is an error.
  *
  * The bytes of a delta, all numbers little-endian and of 64 bits:
@@ -22,7 +22,8 @@
  *            2, a bit per byte and the bytes that are not zero
  *         3, raw: the new values
  *
- * Threads: all functions are pure.
+ * Threads: all functions are pure. delta_make and delta_apply divide the parts among as many threads as there are processors, at most
+ * DELTA_THREADS; these threads end before the call returns.
  */
 #ifndef NB_DELTA_DELTA_H
 #define NB_DELTA_DELTA_H
@@ -32,6 +33,12 @@
 
 #include "nebula.h"
 
+#define DELTA_THREADS 8
+
+struct delta_bytes {
+        const void *data;
+        uint64_t size;
+};
 struct delta_part {
         uint64_t offset, size; /* bytes; size is a multiple of width */
         uint32_t width;        /* bytes of an element: 1, 2 or 4; of wider elements 4 */
@@ -46,8 +53,9 @@ uint64_t delta_state_sum(const struct delta_part *parts, size_t count);
  * *ret_delta: the caller frees it; NULL: the delta would exceed `limit` bytes. Fails only without memory. */
 enum nebula_status delta_make(const void *base, const void *next, uint64_t size, struct delta_part *parts, size_t count, uint64_t limit,
                               void **ret_delta, size_t *ret_size, struct nebula_error *error);
-/* Changes the state that has *sum into the one that the delta describes, and *sum with it.
- * NEBULA_INVALID: the delta starts from another state; nothing has changed. NEBULA_CORRUPT: the state is to be thrown away. */
-enum nebula_status delta_apply(void *state, uint64_t size, uint64_t *sum, const void *delta, uint64_t delta_size, struct nebula_error *error);
+/* Changes the state that has *sum into the one that the last of `count` deltas describes, and *sum with it. Each byte of the state is read and
+ * verified once for all of them.
+ * NEBULA_INVALID: the first delta starts from another state; nothing has changed. NEBULA_CORRUPT: the state is to be thrown away. */
+enum nebula_status delta_apply(void *state, uint64_t size, uint64_t *sum, const struct delta_bytes *deltas, size_t count, struct nebula_error *error);
 
 #endif

@@ -21,7 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                         all = sum_crc64(0, delta + 16, size - 16);
                         memcpy(delta + 8, &all, 8);
                 }
-                (void)delta_apply(state, STATE, &sum, delta, size, NULL);
+                (void)delta_apply(state, STATE, &sum, (struct delta_bytes[]){ { delta, size } }, 1, NULL);
         }
         free(state);
         free(delta);

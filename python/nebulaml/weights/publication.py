@@ -7,6 +7,7 @@ leads to it from the publication before (src/delta/delta.h). Numbers grow; a ste
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import mmap
 from pathlib import Path
@@ -86,6 +87,8 @@ class Layout:
             raise NebulaCorrupt(f"the header of these weights is damaged: {failure}") from None
         if any(offset < len(head) or size < 0 or offset + size > len(data) or size % width for offset, size, width, _ in parts):
             raise NebulaCorrupt("the header of these weights names bytes beyond their end")
+        if any(one[0] + one[1] > other[0] for one, other in itertools.pairwise(parts)):
+            raise NebulaCorrupt("the header of these weights names bytes twice")
         return cls(head, parts)
 
 

@@ -289,10 +289,11 @@ class Subscriber:
         assert have is not None
         slot.about = None
         memory = slot.memory(have.name)
-        for number in range(have.number + 1, about.number + 1):
-            delta = self._deltas.get(number) or self._read_delta(self._checkpoint(number) if number != about.number else found)
-            self._deltas[number] = delta
-            slot.total = _nebula.delta_apply(memory, slot.total, delta)
+        numbers = range(have.number + 1, about.number + 1)
+        for number in numbers:
+            if number not in self._deltas:
+                self._deltas[number] = self._read_delta(self._checkpoint(number) if number != about.number else found)
+        slot.total = _nebula.delta_apply(memory, slot.total, [self._deltas[number] for number in numbers])
         slot.about = about
 
     def _read_delta(self, checkpoint: Checkpoint) -> bytes:

@@ -48,6 +48,11 @@ static struct pair make_pair(uint32_t width, double percent, bool is_small)
         return pair;
 }
 
+static enum nebula_status apply(uint8_t *state, uint64_t *sum, const void *delta, size_t size, struct nebula_error *error)
+{
+        return delta_apply(state, STATE, sum, &(struct delta_bytes){ delta, size }, 1, error);
+}
+
 static void pair_done(struct pair *pair)
 {
         free(pair->base);
@@ -69,7 +74,7 @@ static void a_delta_gives_the_exact_state_for_each_width_and_density(void)
                                 delta_sums(pair.base, pair.parts, pair.count);
                                 sum = delta_state_sum(pair.parts, pair.count);
                                 REQUIRE(!delta_make(pair.base, pair.next, STATE, pair.parts, pair.count, UINT64_MAX, &delta, &size, NULL));
-                                CHECK(!delta_apply(pair.base, STATE, &sum, delta, size, NULL));
+                                CHECK(!apply(pair.base, &sum, delta, size, NULL));
                                 CHECK(!memcmp(pair.base, pair.next, STATE) && sum == delta_state_sum(pair.parts, pair.count));
                                 free(delta);
                                 pair_done(&pair);
@@ -126,7 +131,7 @@ static void a_delta_is_refused_by_another_state_and_changes_nothing(void)
         delta_sums(pair.base, pair.parts, pair.count);
         REQUIRE(!delta_make(pair.base, pair.next, STATE, pair.parts, pair.count, UINT64_MAX, &delta, &size, NULL));
         memcpy(before, pair.base, STATE);
-        CHECK(delta_apply(pair.base, STATE, &sum, delta, size, &error) == NEBULA_INVALID && sum == 12345);
+        CHECK(apply(pair.base, &sum, delta, size, &error) == NEBULA_INVALID && sum == 12345);
         CHECK(!memcmp(before, pair.base, STATE));
         free(before);
         free(delta);
@@ -145,7 +150,7 @@ static void a_state_that_was_damaged_is_found_also_where_the_delta_changes_nothi
         sum = delta_state_sum(pair.parts, pair.count);
         REQUIRE(!delta_make(pair.base, pair.next, STATE, pair.parts, pair.count, UINT64_MAX, &delta, &size, NULL));
         pair.base[pair.parts[3].offset + 5] ^= 1;
-        CHECK(delta_apply(pair.base, STATE, &sum, delta, size, NULL) == NEBULA_CORRUPT);
+        CHECK(apply(pair.base, &sum, delta, size, NULL) == NEBULA_CORRUPT);
         free(delta);
         pair_done(&pair);
 }
@@ -169,7 +174,7 @@ static void each_changed_byte_of_a_delta_and_each_cut_is_found(void)
 
                 memcpy(state, pair.base, STATE);
                 delta[i] ^= is_cut ? 0 : (uint8_t)(1 << i % 8);
-                status = delta_apply(state, STATE, &sum, delta, is_cut ? i : size, NULL);
+                status = apply(state, &sum, delta, is_cut ? i : size, NULL);
                 CHECK(status == NEBULA_CORRUPT || status == NEBULA_INVALID);
                 delta[i] ^= is_cut ? 0 : (uint8_t)(1 << i % 8);
         }
@@ -178,7 +183,118 @@ static void each_changed_byte_of_a_delta_and_each_cut_is_found(void)
         pair_done(&pair);
 }
 
+#define CHAIN 35 /* more than one pass applies */
+
+struct chain {
+        struct pair pair;
+        uint8_t *first;
+        uint64_t sum; /* of `first` */
+        struct delta_bytes deltas[CHAIN];
+};
+
+/* Deltas from `first` to pair.next. */
+static struct chain make_chain(void)
+{
+        struct chain chain = { .pair = make_pair(2, 1, false), .first = malloc(STATE) };
+        struct pair *pair = &chain.pair;
+
+        memcpy(chain.first, pair->base, STATE);
+        delta_sums(pair->base, pair->parts, pair->count);
+        chain.sum = delta_state_sum(pair->parts, pair->count);
+        for (size_t i = 0; i < CHAIN; i++) {
+                void *delta;
+                size_t size;
+
+                for (size_t n = 0; n < 40 && i; n++)
+                        pair->next[pair->parts[3].offset + draw() % pair->parts[3].size] ^= (uint8_t)draw();
+                CHECK(!delta_make(pair->base, pair->next, STATE, pair->parts, pair->count, UINT64_MAX, &delta, &size, NULL));
+                chain.deltas[i] = (struct delta_bytes){ delta, size };
+                memcpy(pair->base, pair->next, STATE);
+        }
+        return chain;
+}
+
+static void chain_done(struct chain *chain)
+{
+        for (size_t i = 0; i < CHAIN; i++)
+                free((void *)chain->deltas[i].data);
+        free(chain->first);
+        pair_done(&chain->pair);
+}
+
+static void one_call_applies_many_deltas(void)
+{
+        struct chain chain = make_chain();
+
+        CHECK(!delta_apply(chain.first, STATE, &chain.sum, chain.deltas, CHAIN, NULL));
+        CHECK(!memcmp(chain.first, chain.pair.next, STATE) && chain.sum == delta_state_sum(chain.pair.parts, chain.pair.count));
+        chain_done(&chain);
+}
+
+static void a_chain_without_one_of_its_deltas_is_refused(void)
+{
+        struct chain chain = make_chain();
+        uint8_t *before = malloc(STATE);
+        struct delta_bytes gap[CHAIN - 1];
+        uint64_t sum = chain.sum;
+
+        memcpy(before, chain.first, STATE);
+        for (size_t missing = 0; missing < CHAIN - 1; missing++) {
+                enum nebula_status status;
+
+                memcpy(chain.first, before, STATE);
+                memcpy(gap, chain.deltas, missing * sizeof *gap);
+                memcpy(gap + missing, chain.deltas + missing + 1, (CHAIN - 1 - missing) * sizeof *gap);
+                sum = chain.sum;
+                status = delta_apply(chain.first, STATE, &sum, gap, CHAIN - 1, NULL);
+                CHECK(status == NEBULA_CORRUPT || status == NEBULA_INVALID);
+                if (status == NEBULA_INVALID)
+                        CHECK(!memcmp(before, chain.first, STATE) && sum == chain.sum);
+        }
+        free(before);
+        chain_done(&chain);
+}
+
+static void a_state_that_was_damaged_is_found_also_by_a_chain(void)
+{
+        struct chain chain = make_chain();
+
+        chain.first[chain.pair.parts[1].offset] ^= 1;
+        CHECK(delta_apply(chain.first, STATE, &chain.sum, chain.deltas, 2, NULL) == NEBULA_CORRUPT);
+        chain_done(&chain);
+}
+
+/* Gives the delta the sum of its bytes, as a hostile writer would. */
+static void sum_again(uint8_t *delta, size_t size)
+{
+        uint64_t sum = sum_crc64(0, delta + 16, size - 16);
+
+        memcpy(delta + 8, &sum, 8);
+}
+
+static void parts_that_overlap_or_differ_within_a_chain_are_refused(void)
+{
+        struct chain chain = make_chain();
+        uint8_t *second = (uint8_t *)chain.deltas[1].data;
+        uint64_t sum = chain.sum, offset;
+
+        memcpy(&offset, second + 48 + 40, 8); /* of part 1 */
+        offset--;
+        memcpy(second + 48 + 40, &offset, 8);
+        sum_again(second, chain.deltas[1].size);
+        CHECK(delta_apply(chain.first, STATE, &sum, chain.deltas, 2, NULL) == NEBULA_CORRUPT && sum == chain.sum);
+        offset = chain.pair.parts[3].offset - 1; /* the last byte of the part before */
+        while (offset >= chain.pair.parts[2].offset + chain.pair.parts[2].size)
+                offset--;
+        memcpy((uint8_t *)chain.deltas[0].data + 48 + 3 * 40, &offset, 8);
+        sum_again((uint8_t *)chain.deltas[0].data, chain.deltas[0].size);
+        CHECK(apply(chain.first, &sum, chain.deltas[0].data, chain.deltas[0].size, NULL) == NEBULA_CORRUPT && sum == chain.sum);
+        chain_done(&chain);
+}
+
 TAP_MAIN(TEST(a_delta_gives_the_exact_state_for_each_width_and_density), TEST(a_delta_of_few_changes_is_small),
          TEST(a_delta_beyond_its_limit_is_not_made_and_the_sums_are_right), TEST(a_delta_is_refused_by_another_state_and_changes_nothing),
          TEST(a_state_that_was_damaged_is_found_also_where_the_delta_changes_nothing),
-         TEST(each_changed_byte_of_a_delta_and_each_cut_is_found))
+         TEST(each_changed_byte_of_a_delta_and_each_cut_is_found), TEST(one_call_applies_many_deltas),
+         TEST(a_chain_without_one_of_its_deltas_is_refused), TEST(a_state_that_was_damaged_is_found_also_by_a_chain),
+         TEST(parts_that_overlap_or_differ_within_a_chain_are_refused))
