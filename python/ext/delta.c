@@ -1,11 +1,12 @@
-/* delta.c - the functions of delta/delta.h. A part is a tuple (offset, size, width, sum). */
+/* delta.c - the functions of delta/delta.h. A part is a tuple (offset, size, width, sum, from); without `from`, that is the offset. */
 #include "module.h"
 
+#include <limits.h>
 #include <stdlib.h>
 
 #include "delta/delta.h"
 
-/* Reads a list of parts, which must lie in `size` bytes. NULL: an exception is set. */
+/* Reads a list of parts, which must lie in `size` bytes of memory. NULL: an exception is set. */
 static struct delta_part *read_parts(PyObject *list, uint64_t size, size_t *ret_count)
 {
         PyObject *sequence = PySequence_Tuple(list);
@@ -18,18 +19,22 @@ static struct delta_part *read_parts(PyObject *list, uint64_t size, size_t *ret_
         if (!parts)
                 PyErr_NoMemory();
         for (size_t i = 0; parts && i < *ret_count; i++) {
-                unsigned long long offset, bytes, sum;
+                unsigned long long offset, bytes, sum, from = ULLONG_MAX;
                 unsigned width;
 
-                if (!PyArg_ParseTuple(PyTuple_GET_ITEM(sequence, (Py_ssize_t)i), "KKIK;a part is (offset, size, width, sum)", &offset, &bytes, &width, &sum)) {
+                if (!PyArg_ParseTuple(PyTuple_GET_ITEM(sequence, (Py_ssize_t)i), "KKIK|K;a part is (offset, size, width, sum, from)", &offset, &bytes,
+                                      &width, &sum, &from)) {
                         free(parts);
                         parts = NULL;
-                } else if (offset > size || bytes > size - offset || (width != 1 && width != 2 && width != 4) || bytes % width) {
+                        continue;
+                }
+                from = from == ULLONG_MAX ? offset : from;
+                if (from > size || bytes > size - from || (width != 1 && width != 2 && width != 4) || bytes % width) {
                         PyErr_Format(PyExc_ValueError, "part %zu does not lie in the state, or has the width %u", i, width);
                         free(parts);
                         parts = NULL;
                 } else {
-                        parts[i] = (struct delta_part){ .offset = offset, .size = bytes, .width = width, .sum = sum };
+                        parts[i] = (struct delta_part){ .offset = offset, .size = bytes, .from = from, .width = width, .sum = sum };
                 }
         }
         Py_DECREF(sequence);
@@ -41,8 +46,8 @@ static PyObject *list_of(const struct delta_part *parts, size_t count)
         PyObject *list = PyList_New((Py_ssize_t)count);
 
         for (size_t i = 0; list && i < count; i++) {
-                PyObject *part = Py_BuildValue("(KKIK)", (unsigned long long)parts[i].offset, (unsigned long long)parts[i].size, parts[i].width,
-                                               (unsigned long long)parts[i].sum);
+                PyObject *part = Py_BuildValue("(KKIKK)", (unsigned long long)parts[i].offset, (unsigned long long)parts[i].size, parts[i].width,
+                                               (unsigned long long)parts[i].sum, (unsigned long long)parts[i].from);
 
                 if (!part)
                         Py_CLEAR(list);
@@ -85,7 +90,7 @@ PyObject *delta_sum_of_state(PyObject *module, PyObject *list)
 
 PyObject *delta_between(PyObject *module, PyObject *arguments)
 {
-        unsigned long long limit;
+        unsigned long long limit, whole = 0;
         struct nebula_error error;
         enum nebula_status status;
         struct delta_part *parts = NULL;
@@ -94,7 +99,7 @@ PyObject *delta_between(PyObject *module, PyObject *arguments)
         void *delta = NULL;
         size_t count, size;
 
-        if (!PyArg_ParseTuple(arguments, "y*y*OK", &base, &next, &list, &limit))
+        if (!PyArg_ParseTuple(arguments, "y*y*OK|K", &base, &next, &list, &limit, &whole))
                 return NULL;
         if (base.len != next.len)
                 PyErr_SetString(PyExc_ValueError, "the two states have different sizes");
@@ -102,7 +107,7 @@ PyObject *delta_between(PyObject *module, PyObject *arguments)
                 parts = read_parts(list, (uint64_t)next.len, &count);
         if (parts) {
                 Py_BEGIN_ALLOW_THREADS
-                status = delta_make(base.buf, next.buf, (uint64_t)next.len, parts, count, limit, &delta, &size, &error);
+                status = delta_make(base.buf, next.buf, whole ? whole : (uint64_t)next.len, parts, count, limit, &delta, &size, &error);
                 Py_END_ALLOW_THREADS
                 if (status)
                         nebula_raise(&error);

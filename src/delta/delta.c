@@ -53,7 +53,7 @@ static void each_part(size_t count, void (*work)(void *argument, size_t part), v
 void delta_sums(const void *state, struct delta_part *parts, size_t count)
 {
         for (size_t i = 0; i < count; i++)
-                parts[i].sum = sum_crc64(0, (const uint8_t *)state + parts[i].offset, parts[i].size);
+                parts[i].sum = sum_crc64(0, (const uint8_t *)state + parts[i].from, parts[i].size);
 }
 
 static void put_64(uint8_t *to, uint64_t value)
@@ -103,7 +103,7 @@ static void make_part(void *argument, size_t index)
 {
         struct make *make = argument;
         struct delta_part *part = &make->parts[index];
-        const uint8_t *base = make->base + part->offset, *next = make->next + part->offset;
+        const uint8_t *base = make->base + part->from, *next = make->next + part->from;
         uint8_t block[DELTA_BLOCK_MOST];
 
         part->sum = 0;

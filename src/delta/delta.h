@@ -41,6 +41,7 @@ struct delta_bytes {
 };
 struct delta_part {
         uint64_t offset, size; /* bytes; size is a multiple of width */
+        uint64_t from;         /* where delta_sums and delta_make find it in the memory that they get: its offset, unless that is a part of the state */
         uint32_t width;        /* bytes of an element: 1, 2 or 4; of wider elements 4 */
         uint64_t sum;          /* CRC-64 of the values */
 };
@@ -49,7 +50,7 @@ struct delta_part {
 void delta_sums(const void *state, struct delta_part *parts, size_t count);
 /* The sum of the state whose parts have these sums. */
 uint64_t delta_state_sum(const struct delta_part *parts, size_t count);
-/* Makes the delta from `base`, whose sums the parts have, to `next`. Both have `size` bytes. Then the parts have the sums of `next`.
+/* Makes the delta from `base`, whose sums the parts have, to `next`. The state has `size` bytes. Then the parts have the sums of `next`.
  * *ret_delta: the caller frees it; NULL: the delta would exceed `limit` bytes. Fails only without memory. */
 enum nebula_status delta_make(const void *base, const void *next, uint64_t size, struct delta_part *parts, size_t count, uint64_t limit,
                               void **ret_delta, size_t *ret_size, struct nebula_error *error);

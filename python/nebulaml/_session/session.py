@@ -102,8 +102,12 @@ class Session:
 
     def _alone_in(self, path: str) -> Session:
         """Returns a session for checkpoints that this process alone keeps in a storage path. Each becomes durable at once."""
+        return self._kept_in(path, 1)
+
+    def _kept_in(self, path: str, world: int) -> Session:
+        """_alone_in, or with 0 for the ranks of the launcher's world together. No rule removes their checkpoints."""
         return self._other(
-            path, world=1, persistent_time_interval=0, num_of_version_in_retention=1, replicas=0, keep_last=0, keep_every=0, keep_hourly=0,
+            path, world=world, persistent_time_interval=0, num_of_version_in_retention=1, replicas=0, keep_last=0, keep_every=0, keep_hourly=0,
             keep_daily=0, keep_weekly=0, keep_within=0, keep_best="", keep_items={},
         )  # fmt: skip
 

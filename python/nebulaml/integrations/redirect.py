@@ -39,16 +39,22 @@ def safetensors_parts(tensors: dict[str, Any], metadata: dict[str, str] | None =
     for name, tensor in tensors.items():
         if not tensor.is_contiguous():
             raise ValueError(f"tensor {name!r} is not contiguous: call .contiguous() on it before saving")
-        if str(tensor.dtype) not in SAFETENSORS_DTYPES:
-            raise ValueError(f"tensor {name!r} has dtype {tensor.dtype}, which safetensors cannot hold")
         if tensor.numel():
             other = seen.setdefault((tensor.device, tensor.data_ptr()), name)
             if other != name:
                 raise ValueError(f"tensors {other!r} and {name!r} share memory: save only one of them, or a clone")
+    header, ordered = safetensors_header(tensors, metadata)
+    return [header] + [tensor for _, tensor in ordered if tensor.numel()]
+
+
+def safetensors_header(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> tuple[bytes, list[tuple[str, Any]]]:
+    """Returns the bytes before the tensors of a safetensors file, and the tensors in its order. It reads no values."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, tensor in ordered:
+        if str(tensor.dtype) not in SAFETENSORS_DTYPES:
+            raise ValueError(f"tensor {name!r} has dtype {tensor.dtype}, which safetensors cannot hold")
         size = tensor.numel() * tensor.element_size()
         header[name] = {
             "dtype": SAFETENSORS_DTYPES[str(tensor.dtype)],
@@ -58,7 +64,7 @@ def safetensors_parts(tensors: dict[str, Any], metadata: dict[str, str] | None =
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little") + text] + [tensor for _, tensor in ordered if tensor.numel()]
+    return len(text).to_bytes(8, "little") + text, ordered
 
 
 class Capture:

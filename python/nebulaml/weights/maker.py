@@ -6,6 +6,7 @@ or has died, it completes the newest request and ends.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import logging
@@ -22,7 +23,8 @@ from .._session.engine import Engine
 from .._session.session import Session
 from ..checkpoint import Checkpoint
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
-from .publication import DELTA, EXTRA, WEIGHTS, About, Layout, number_of, tag_of
+from ..reader import Reader
+from .publication import DELTA, EXTRA, HEAD, PARTS, WEIGHTS, About, Layout, number_of, of_rank, tag_of
 
 log = logging.getLogger("nebulaml")
 
@@ -32,6 +34,7 @@ CHAINS = 2  # whole publications that stay, with the deltas after them
 LIVE_S = 300.0  # the snapshot of a living trainer is there after this time
 ORPHAN_S = 10.0  # and that of a dead one: no process copies them now, but the agent may have to start
 POLL_S = 0.002
+_UNBOUND = (1 << 64) - 1
 
 
 class Base:
@@ -44,15 +47,18 @@ class Base:
 class Maker:
     """Makes publications, one after the other."""
 
-    def __init__(self, path: str, name: str, full_every: int, files: dict[str, bytes]) -> None:
+    def __init__(self, path: str, name: str, full_every: int, files: dict[str, bytes], world: int = 1) -> None:
         self._name, self._full_every, self._files = name, full_every, files
-        self._session = Session("", world=1, on_error="raise")._alone_in(path)
-        self._session._engine.settings()
+        self._session = Session("", world=world, on_error="raise")._kept_in(path, world)
         memory = Engine(is_reader=True)
         memory.configure(persistent_storage_path="", job="", world=1, on_error="raise")
         memory.session(patient=True)
         self._memory = Session._of(memory)
         self._base: Base | None = None
+        self._begin(path)
+
+    def _begin(self, path: str) -> None:
+        """Reads what the path has. It raises NebulaConfigError while the maker of a trainer that has died completes its last publication."""
         numbers = [number for row in self._session.checkpoints() if (number := number_of(row.tag)) is not None]
         # in an empty path not 1: there may be followers of publications that were removed
         self._next = max(numbers) + 1 if numbers else int(time.time())
@@ -67,13 +73,13 @@ class Maker:
             return [about.first] if about is not None else []
         return []
 
-    def publish(self, tag: str, step: int, is_over: Callable[[], bool]) -> None:
-        """Publishes the snapshot `tag` of the trainer's memory. Returns when that is durable. is_over: whether the trainer has ended."""
-        live = self._snapshot(tag, is_over)
+    def publish(self, request: dict[str, Any], is_over: Callable[[], bool]) -> None:
+        """Publishes a snapshot of the trainer's memory. Returns when that is durable. is_over: whether the trainer has ended."""
+        live, step = self._snapshot(request["tag"], is_over), request["step"]
         stack = contextlib.ExitStack()
         try:
             data = stack.enter_context(live.view(WEIGHTS))
-            layout = Layout.of(data)
+            layout = self._layout(data)
             made = self._delta(step, layout, data) or self._whole(step, layout, data)
             about, layout = made
         except BaseException:
@@ -95,6 +101,9 @@ class Maker:
             time.sleep(POLL_S)
         return found
 
+    def _layout(self, data: memoryview) -> Layout:
+        return Layout.of(data)
+
     def _delta(self, step: int, layout: Layout, data: memoryview) -> tuple[About, Layout] | None:
         base = self._base
         if base is None or base.layout.head != layout.head or len(base.data) != len(data):
@@ -115,7 +124,7 @@ class Maker:
         return about, Layout(layout.head, parts)
 
     def _write(self, about: About, files: dict[str, Any]) -> None:
-        with self._session.checkpoint(tag_of(about.number), metadata=about.stored()) as checkpoint:
+        with self._session.checkpoint(tag_of(about.number), -2 if about.ranks else None, metadata=about.stored()) as checkpoint:
             for name, content in files.items():
                 checkpoint.save_bytes(name, content)
         checkpoint.wait("durable")
@@ -131,13 +140,75 @@ class Maker:
         if about.number != about.first:
             return
         self._wholes = [*self._wholes, about.number][-CHAINS:]
-        for number in [number for number in self._kept if number < self._wholes[0]]:
+        self._remove_before(self._wholes[0])
+
+    def _remove_before(self, first: int) -> None:
+        for number in [number for number in self._kept if number < first]:
             try:
                 with contextlib.suppress(NebulaNotFound):
                     self._session._engine.session().remove(tag_of(number))
                 self._kept.remove(number)
             except NebulaError as failure:
                 log.info("nebula: the publication %d is not removed yet: %s", number, failure)  # mostly: a follower reads it
+
+
+class ShardMaker(Maker):
+    """The maker of one rank of a job whose ranks publish their shards. All ranks make each publication: the engine commits it then.
+
+    ``shards``: rank, world; first: the number of the publisher's first publication; head: the header of the whole file; size: its bytes;
+    parts: ``Shards.parts``.
+    """
+
+    def __init__(self, path: str, name: str, full_every: int, files: dict[str, bytes], shards: dict[str, Any]) -> None:
+        self._shards, self._rank = shards, int(shards["rank"])
+        self._head = base64.b64decode(shards["head"])
+        super().__init__(path, name, full_every, files, world=0)
+
+    def _begin(self, path: str) -> None:
+        self._session._engine.session(patient=True)
+        self._kept = []
+        if self._rank == 0:
+            with Reader(path) as reader:
+                self._kept = sorted(number for row in reader.versions() if (number := number_of(row.tag)) is not None)
+
+    def publish(self, request: dict[str, Any], is_over: Callable[[], bool]) -> None:
+        self._next = request["number"]
+        if request["tag"]:
+            super().publish(request, is_over)
+        else:
+            self._forget_base()
+            with self._session.checkpoint(tag_of(self._next), -2) as checkpoint:  # the error makes it fail on all ranks
+                checkpoint.save_bytes(of_rank(DELTA, self._rank), b"")
+                raise NebulaError(f"rank {self._rank} could not take its values")
+
+    def _layout(self, data: memoryview) -> Layout:
+        return Layout.of_shards(data, self._shards["parts"])
+
+    def _about(self, step: int) -> About:
+        # all ranks write whole shards at the publisher's first number and at each multiple of full_every
+        first = max(self._shards["first"], self._next - self._next % self._full_every)
+        return About(self._next, step, first, 0, self._name, self._shards["world"])
+
+    def _delta(self, step: int, layout: Layout, data: memoryview) -> tuple[About, Layout] | None:
+        base, about = self._base, self._about(step)
+        if base is None or about.first == about.number or base.layout.head != layout.head:
+            return None
+        delta, parts = _nebula.delta_make(base.data, data, base.layout.parts, _UNBOUND, self._shards["size"])
+        self._write(about, {of_rank(DELTA, self._rank): delta})
+        return about, Layout(layout.head, parts)
+
+    def _whole(self, step: int, layout: Layout, data: memoryview) -> tuple[About, Layout]:
+        parts = _nebula.delta_sums(data, layout.parts)
+        files: dict[str, Any] = {of_rank(WEIGHTS, self._rank): data, of_rank(PARTS, self._rank): json.dumps(parts).encode()}
+        if self._rank == 0:
+            files |= {HEAD: self._head, **{EXTRA + name: content for name, content in self._files.items()}}
+        about = self._about(step)
+        self._write(about, files)
+        return about, Layout(layout.head, parts)
+
+    def _remove(self, about: About) -> None:
+        if self._rank == 0 and about.number == about.first:
+            self._remove_before(about.number - (CHAINS - 1) * self._full_every)
 
 
 def _requests(pipe: BinaryIO) -> Iterator[list[dict[str, Any]]]:
@@ -166,28 +237,32 @@ def main() -> int:
     with os.fdopen(os.dup(0), "rb", buffering=0) as start:
         about = json.loads(_line(start))
         files = {name: _exactly(start, int.from_bytes(_exactly(start, 8), "little")) for name in about["files"]}
+        shards = json.loads(_exactly(start, about["shards"])) if about["shards"] else None
     maker: Maker | None = None
     failed = False
     for requests in _requests(pipe):
-        *skipped, newest = requests
+        skipped = [] if shards else requests[:-1]  # with shards every rank makes every publication
         for request in skipped:
             _answer({**request, "skipped": True})
-        try:
-            maker = maker or _begin(about, files)
-            maker.publish(newest["tag"], newest["step"], lambda: _is_closed(pipe))
-            failed = False
-        except Exception as failure:
-            failed = True
-            newest = {**newest, "error": str(failure) or type(failure).__name__}
-        _answer(newest)
+        for request in requests[len(skipped) :]:
+            try:
+                maker = maker or _begin(about, files, shards)
+                maker.publish(request, lambda: _is_closed(pipe))
+                failed = False
+            except Exception as failure:
+                failed = True
+                request = {**request, "error": str(failure) or type(failure).__name__}
+            _answer(request)
     return int(failed)
 
 
-def _begin(about: dict[str, Any], files: dict[str, bytes]) -> Maker:
+def _begin(about: dict[str, Any], files: dict[str, bytes], shards: dict[str, Any] | None) -> Maker:
     """Makes the Maker. It waits while that of a trainer that has died completes its last publication."""
     end = time.monotonic() + LIVE_S
     while True:
         try:
+            if shards:
+                return ShardMaker(about["path"], about["name"], about["full_every"], files, shards)
             return Maker(about["path"], about["name"], about["full_every"], files)
         except NebulaConfigError:
             if time.monotonic() > end:

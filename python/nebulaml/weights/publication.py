@@ -2,6 +2,9 @@
 
 Each publication is one checkpoint ``publication-<number>``. Its file ``weights`` is the whole safetensors file, or its file ``delta``
 leads to it from the publication before (src/delta/delta.h). Numbers grow; a step may come again after a restart.
+
+If ranks publish their shards, each rank has ``delta-<rank>``, or ``weights-<rank>`` with ``parts-<rank>``, which says where its bytes belong
+in the whole file. ``head`` has the header of that file.
 """
 
 from __future__ import annotations
@@ -16,9 +19,10 @@ from typing import Any
 from .. import _nebula
 from ..errors import NebulaCorrupt
 
-__all__ = ["DELTA", "EXTRA", "WEIGHTS", "About", "Layout", "number_of", "tag_of", "tensors_of"]
+__all__ = ["DELTA", "EXTRA", "HEAD", "PARTS", "WEIGHTS", "About", "Layout", "number_of", "of_rank", "size_of", "tag_of", "tensors_of"]
 
 WEIGHTS, DELTA = "weights", "delta"
+PARTS, HEAD = "parts", "head"
 EXTRA = "files/"  # other files of the directory, such as config.json
 _PREFIX = "publication-"
 _WIDTHS = {"F64": 4, "I64": 4, "U64": 4, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
@@ -30,6 +34,11 @@ def tag_of(number: int) -> str:
     return f"{_PREFIX}{number:010d}"
 
 
+def of_rank(name: str, rank: int) -> str:
+    """Returns the name of a rank's file."""
+    return f"{name}-{rank:05d}"
+
+
 def number_of(tag: str) -> int | None:
     """Returns the number of a publication's tag; None: it is another tag."""
     digits = tag.removeprefix(_PREFIX)
@@ -38,13 +47,16 @@ def number_of(tag: str) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """The metadata of a publication. ``first``: the number of the whole one that it builds on. ``total``: the sum of its state."""
+    """The metadata of a publication. ``first``: the number of the whole one that it builds on. ``total``: the sum of its state, or 0.
+    ``ranks``: how many publish shards; 0: one process publishes whole tensors.
+    """
 
     number: int
     step: int
     first: int
     total: int
     name: str  # of the file for engines, such as model.safetensors
+    ranks: int = 0
 
     def stored(self) -> dict[str, Any]:
         """Returns it as the metadata of a checkpoint."""
@@ -55,11 +67,11 @@ class About:
         """Returns it from the metadata of a checkpoint; None: they are those of another kind of checkpoint."""
         try:
             number, step, first = (int(metadata[key]) for key in ("number", "step", "first"))
-            name, total = metadata["name"], int(metadata["total"], 16)
+            name, total, ranks = metadata["name"], int(metadata["total"], 16), int(metadata.get("ranks", 0))
         except (KeyError, TypeError, ValueError):
             return None
         is_plain = isinstance(name, str) and name and "/" not in name and not name.startswith(".")
-        return cls(number, step, first, total, name) if is_plain and 0 < first <= number else None
+        return cls(number, step, first, total, name, ranks) if is_plain and 0 < first <= number and ranks >= 0 else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,24 +84,42 @@ class Layout:
     @classmethod
     def of(cls, data: memoryview) -> Layout:
         """Reads the header of a file. Raises NebulaCorrupt if it is none, or names bytes beyond the end."""
-        size = int.from_bytes(data[:8], "little")
-        if len(data) < 8 or size > min(len(data) - 8, _HEADER_MOST):
-            raise NebulaCorrupt("these weights are no safetensors file")
-        head = bytes(data[: 8 + size])
+        head, tensors = _read_head(data)
         try:
-            tensors = [about for name, about in json.loads(head[8:]).items() if name != "__metadata__"]
-            parts = sorted(
-                (len(head) + begin, end - begin, _WIDTHS.get(about["dtype"], 1), 0)
-                for about in tensors
-                for begin, end in [about["data_offsets"]]
-            )
-        except (ValueError, KeyError, TypeError, AttributeError) as failure:
+            parts = sorted((offset, size, _WIDTHS.get(dtype, 1), 0) for offset, size, dtype in tensors.values())
+        except TypeError as failure:
             raise NebulaCorrupt(f"the header of these weights is damaged: {failure}") from None
         if any(offset < len(head) or size < 0 or offset + size > len(data) or size % width for offset, size, width, _ in parts):
             raise NebulaCorrupt("the header of these weights names bytes beyond their end")
         if any(one[0] + one[1] > other[0] for one, other in itertools.pairwise(parts)):
             raise NebulaCorrupt("the header of these weights names bytes twice")
         return cls(head, parts)
+
+    @classmethod
+    def of_shards(cls, data: memoryview, pieces: list[tuple[str, int, int, int, int]]) -> Layout:
+        """The layout of a rank's shards, which lie in a safetensors file of their own. pieces: ``Shards.parts``."""
+        head, tensors = _read_head(data)
+        return cls(head, [(offset, size, width, 0, tensors[name][0] + inside) for name, inside, offset, size, width in pieces])
+
+
+def _read_head(data: memoryview) -> tuple[bytes, dict[str, tuple[int, int, str]]]:
+    """Returns the header of a safetensors file, and (offset in the file, bytes, type) of its tensors."""
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or size > min(len(data) - 8, _HEADER_MOST):
+        raise NebulaCorrupt("these weights are no safetensors file")
+    head = bytes(data[: 8 + size])
+    try:
+        tensors = {name: (*about["data_offsets"], about["dtype"]) for name, about in json.loads(head[8:]).items() if name != "__metadata__"}
+        return head, {name: (len(head) + begin, end - begin, dtype) for name, (begin, end, dtype) in tensors.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as failure:
+        raise NebulaCorrupt(f"the header of these weights is damaged: {failure}") from None
+
+
+def size_of(head: bytes) -> int:
+    """Returns the bytes of the safetensors file with this header."""
+    padded = memoryview(head)
+    _, tensors = _read_head(padded)
+    return max((offset + size for offset, size, _ in tensors.values()), default=len(head))
 
 
 def tensors_of(path: Path) -> dict[str, Any]:

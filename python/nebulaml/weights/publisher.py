@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import collections
 import contextlib
 import itertools
@@ -18,15 +19,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .._session import config
+from .._session import config, ranks
 from .._session.session import Session
 from ..errors import NebulaConfigError, NebulaError, NebulaTimeout
+from . import shards
 
 __all__ = ["Publisher", "publish"]
 
 log = logging.getLogger("nebulaml")
 
 CLOSE_S = 600.0  # a close waits so long for the last publication
+WAIT_S = 60.0  # a call waits so long for the publications before it, if ranks publish shards
 _made = itertools.count()
 
 
@@ -42,7 +45,9 @@ class Publisher:
     name: the name of the weights' file in an engine's directory.
 
     A background process of low priority compares, writes, and removes what no follower needs any more. It completes the last publication
-    even if the trainer dies. One process publishes to a path: in a job of several ranks, rank 0.
+    even if the trainer dies. One process publishes to a path: in a job of several ranks, rank 0. If there are DTensors (FSDP2), all
+    ranks publish, each its own shards, and call ``publish`` for the same steps. Then no publication is skipped: a call waits while two
+    are being made.
     """
 
     def __init__(
@@ -73,7 +78,9 @@ class Publisher:
         self._asked = self._answered = 0
         self._failure: str | None = None  # of the newest publication that was answered
         self._rest = b""
-        self._line = b""  # the newest request, if no second maker has had it
+        self._place: dict[str, str] = {}  # the variables that say a maker's rank
+        self._lines = collections.deque[tuple[int, bytes]]()  # requests without an answer, if no second maker has had them
+        self._shards: dict[str, Any] | None = None  # of a rank that publishes shards
         self._lock = threading.Lock()
         _living.add(self)
 
@@ -95,18 +102,36 @@ class Publisher:
             self._hear(0)
             # readers of memory see the tags of all jobs; and one that a failed call has used may hold its values
             tag = f"{self._job}-{next(self._tags)}"
+            request = {"id": self._asked + 1, "tag": tag, "step": step}
             try:
+                parts = self._parts()
+                if self._shards is not None:
+                    request["number"] = self._shards["first"] + self._asked
+                    self._await_makers()
                 with self._session.checkpoint(tag) as live:
-                    live.save_bytes("weights", self._parts())
-                self._ask({"id": self._asked + 1, "tag": tag, "step": step})
+                    live.save_bytes("weights", parts)
+                self._ask(request)
             except (NebulaConfigError, ValueError):
                 raise
             except (NebulaError, OSError) as failure:
                 log.error("nebula: step %d is not published to %s: %s. Training goes on.", step, config.shown(self._path), failure)
-                self._forget_maker()
+                if "number" not in request:
+                    self._forget_maker()
+                else:  # the other ranks must not wait for this one's part
+                    with contextlib.suppress(OSError):
+                        self._ask({**request, "tag": ""})
+                    self._asked += 1
                 return False
             self._asked += 1
             return True
+
+    def _await_makers(self) -> None:
+        """Waits until at most one publication is being made: each needs its snapshot."""
+        end = time.monotonic() + WAIT_S
+        while self._asked - self._answered > 1:
+            if time.monotonic() > end:
+                raise NebulaTimeout(f"two publications before it are not durable after {WAIT_S:.0f} s")
+            self._hear(0.2)
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns when the newest publication is durable. Raises NebulaTimeout after so many seconds, and NebulaError if it failed."""
@@ -139,7 +164,7 @@ class Publisher:
         except BrokenPipeError:  # it has died since the last look
             self._forget_maker()
             self._send(line)
-        self._line = line
+        self._lines.append((request["id"], line))
 
     def _send(self, line: bytes) -> None:
         maker = self._started()
@@ -156,13 +181,16 @@ class Publisher:
             # A session of its own: a signal that ends the trainer, or its process group, does not reach it, so it can finish.
             self._maker = subprocess.Popen(
                 [sys.executable, "-m", "nebulaml.weights.maker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": search, "CUDA_VISIBLE_DEVICES": ""}, start_new_session=True,
+                env={**os.environ, "PYTHONPATH": search, "CUDA_VISIBLE_DEVICES": "", **self._place}, start_new_session=True,
             )  # fmt: skip
-            about = {"path": self._path, "name": self._name, "full_every": self._full_every, "files": sorted(self._files)}
+            shards = json.dumps(self._shards).encode() if self._shards is not None else b""
+            about = {"path": self._path, "name": self._name, "full_every": self._full_every}
+            about |= {"files": sorted(self._files), "shards": len(shards)}
             assert self._maker.stdin is not None and self._maker.stdout is not None
             self._maker.stdin.write(json.dumps(about).encode() + b"\n")
             for file in sorted(self._files):
                 self._maker.stdin.write(len(self._files[file]).to_bytes(8, "little") + self._files[file])
+            self._maker.stdin.write(shards)
             self._maker.stdin.flush()
             os.set_blocking(self._maker.stdin.fileno(), False)
             os.set_blocking(self._maker.stdout.fileno(), False)
@@ -195,13 +223,13 @@ class Publisher:
                 return
 
     def _ask_again(self) -> None:
-        """Gives the newest request to another maker, once. Its snapshot is still in memory."""
-        line, self._line = self._line, b""
+        """Gives the requests without an answer to another maker, once. Their snapshots are still in memory."""
+        lines, self._lines = [line for _, line in self._lines], collections.deque()
         if self._answered == self._asked:
             return
         try:
-            if line:
-                self._send(line)
+            if lines:
+                self._send(b"".join(lines))
                 return
         except OSError as failure:
             log.error("nebula: no background process can be started: %s", failure)
@@ -209,6 +237,8 @@ class Publisher:
 
     def _take(self, answer: dict[str, Any]) -> None:
         self._answered, self._failure = answer["id"], answer.get("error")
+        while self._lines and self._lines[0][0] <= self._answered:
+            self._lines.popleft()
         if self._failure is not None:
             log.error("nebula: step %d is not published to %s: %s", answer["step"], config.shown(self._path), self._failure)
 
@@ -235,16 +265,38 @@ class Publisher:
         """Returns the parts of the safetensors file of the present values."""
         from ..integrations.redirect import safetensors_parts
 
-        state, left_out = _without_ties(self._as_published(self._weights()))
+        state = self._weights()
+        if shards.is_sharded(state):
+            return safetensors_parts(self._as_published(self._of_shards(state)))
+        state, left_out = _without_ties(self._as_published(state))
         return safetensors_parts(state, {"format": "pt", **left_out})
+
+    def _of_shards(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Returns the tensors that this rank publishes of a state with DTensors. The first time it agrees with the other ranks on a number."""
+        if self._shards is None and (self._asked or ranks.store() is None):
+            raise NebulaConfigError(
+                "DTensors are published by all ranks of a process group, from the first publication on: call "
+                "torch.distributed.init_process_group() before, or publish the full_tensor() of each"
+            )
+        place = ranks.current()
+        found = shards.Shards(state, self._dtype, place.rank)
+        about = {"head": base64.b64encode(found.head).decode(), "size": found.size, "parts": found.parts}
+        if self._shards is None:
+            first = shards.first_number(self._path)
+            self._shards = {**about, "rank": place.rank, "world": place.world, "first": first}
+            self._place = {
+                "RANK": str(place.rank), "WORLD_SIZE": str(place.world), "LOCAL_RANK": str(place.local_rank),
+                "LOCAL_WORLD_SIZE": str(place.local_world), "NEBULA_RUN": f"{ranks.run(place)}-{first}",
+            }  # fmt: skip
+        elif any(self._shards[key] != value for key, value in about.items()):
+            raise NebulaConfigError("the names, shapes or shards of the weights have changed: make another Publisher")
+        return found.local
 
     def _as_published(self, state: dict[str, Any]) -> dict[str, Any]:
         """Casts what is to be cast, into buffers that stay. Tied weights stay tied."""
         result: dict[str, Any] = {}
         first: dict[Any, str] = {}
         for name, value in state.items():
-            if hasattr(value, "placements"):
-                raise NebulaConfigError(f"{name!r} is a DTensor: publish full tensors, for example tensor.full_tensor() of each one")
             tensor = value.detach()
             if self._dtype is None or not tensor.is_floating_point() or tensor.dtype == self._dtype:
                 result[name] = tensor
@@ -290,7 +342,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def _named(weights: Any) -> Any:
     """Returns a function that gives the tensors by name."""
     if hasattr(weights, "state_dict") and callable(weights.state_dict):
-        return lambda: {name: value for name, value in weights.state_dict().items() if hasattr(value, "data_ptr")}
+        return lambda: {name: value for name, value in weights.state_dict(keep_vars=True).items() if hasattr(value, "data_ptr")}
     if isinstance(weights, Mapping):
         return lambda: dict(weights)
     if isinstance(weights, Iterable):

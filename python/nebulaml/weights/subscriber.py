@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import logging
 import mmap
 import os
@@ -13,13 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _nebula
 from ..checkpoint import Checkpoint
 from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError
 from ..reader import Reader
-from .publication import DELTA, EXTRA, WEIGHTS, About, Layout, tag_of, tensors_of
+from .publication import DELTA, EXTRA, HEAD, PARTS, WEIGHTS, About, Layout, of_rank, size_of, tag_of, tensors_of
 
 __all__ = ["Published", "Subscriber"]
 
@@ -58,6 +59,7 @@ class Slot:
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.about, self.total = directory, None, 0
+        self.ranks: dict[int, tuple[int, int]] = {}  # of shards: the number of the publication that a rank's bytes are of, and their sum
         self._memory: mmap.mmap | None = None  # of the weights' file, with its pages: else each delta would take a fault for each page
         self._file: tuple[int, int] | None = None  # which file that is
         directory.mkdir()
@@ -76,8 +78,16 @@ class Slot:
     def forget(self) -> None:
         """Empties the directory. Tensors that lie in its file stay valid."""
         self.about = self._memory = self._file = None
+        self.ranks = {}
         for entry in self.directory.iterdir():
             entry.unlink()
+
+
+class Link(NamedTuple):
+    """A publication of a chain."""
+
+    number: int
+    checkpoint: Checkpoint
 
 
 class Published:
@@ -151,7 +161,7 @@ class Subscriber:
         self._current: Slot | None = None
         self._staged: Slot | None = None
         self._newest = 0  # number that was staged
-        self._deltas: dict[int, bytes] = {}  # that the other copy still lacks
+        self._deltas: dict[tuple[int, int], bytes] = {}  # by number and rank; the other copy still lacks them
         self._bytes = 0  # that were read of publications
         self._trouble, self._trouble_until, self._trouble_pause = "", 0.0, 1.0
         for link in (self.current, *self._root.glob("weight_v*"), self._root / "latest"):
@@ -223,6 +233,18 @@ class Subscriber:
         other = next(other for other in self._slots if other is not slot)
         before = self._bytes
         self._forget_links(slot)
+        if about.ranks:
+            self._stage_shards(slot, other, found, about)
+        else:
+            self._stage_whole(slot, other, found, about)
+        slot.about = about
+        self._newest, self._staged = about.number, slot
+        have = other.about.number if other.about is not None and other.about.first == about.first else about.number
+        self._deltas = {key: data for key, data in self._deltas.items() if key[0] > have}
+        return Published(self, slot, about, self._bytes - before)
+
+    def _stage_whole(self, slot: Slot, other: Slot, found: Checkpoint, about: About) -> None:
+        """Of a publisher of whole tensors."""
         try:
             if not self._is_on(slot, about):
                 self._copy_of(other, slot, about)
@@ -233,11 +255,94 @@ class Subscriber:
         if slot.total != about.total:
             slot.forget()
             raise NebulaCorrupt(f"the weights of publication {about.number} do not have the sum that it names")
-        slot.about = about
-        self._newest, self._staged = about.number, slot
-        have = other.about.number if other.about is not None and other.about.first == about.first else about.number
-        self._deltas = {number: data for number, data in self._deltas.items() if number > have}
-        return Published(self, slot, about, self._bytes - before)
+
+    def _stage_shards(self, slot: Slot, other: Slot, found: Checkpoint, about: About) -> None:
+        """Of ranks that publish their shards."""
+        try:
+            if not slot.ranks and other.ranks and other.about is not None and other.about.name == about.name:
+                slot.forget()
+                for entry in other.directory.iterdir():
+                    shutil.copyfile(entry, slot.directory / entry.name)
+                slot.ranks = dict(other.ranks)
+            self._bring(slot, found, about)
+        except NebulaError:
+            slot.forget()
+            self._bring(slot, found, about)
+
+    def _bring(self, slot: Slot, found: Checkpoint, about: About) -> None:
+        """Brings each rank's bytes to a publication. After an error the slot has nothing."""
+        chains, have = self._chains(slot, found, about), slot.ranks
+        slot.about, slot.ranks = None, {}
+        if 0 not in have and have:
+            raise NebulaCorrupt("the file of the weights may be another one")  # so all ranks begin with their whole shards
+        for rank, chain in chains.items():
+            if rank not in have:
+                have[rank] = (chain[0].number, self._copy_shards(slot, chain.pop(0).checkpoint, rank, about))
+        memory = slot.memory(about.name)
+        for rank, chain in chains.items():
+            for link in chain:
+                if (link.number, rank) not in self._deltas:
+                    self._deltas[link.number, rank] = self._read_delta(link.checkpoint, of_rank(DELTA, rank))
+            deltas = [self._deltas[link.number, rank] for link in chain]
+            have[rank] = (about.number, _nebula.delta_apply(memory, have[rank][1], deltas))
+        slot.ranks = have
+
+    def _chains(self, slot: Slot, found: Checkpoint, about: About) -> dict[int, list[Link]]:
+        """Returns the publications that lead each rank's bytes to this one. A rank that the slot then has not begins with its whole shards."""
+        chains: dict[int, list[Link]] = {rank: [] for rank in range(about.ranks)}
+        missing, number = set(chains), about.number
+        if not slot.ranks.keys() <= chains.keys():
+            raise NebulaCorrupt("another number of ranks publishes now")
+        while missing := {rank for rank in missing if slot.ranks.get(rank, (0, 0))[0] != number}:
+            checkpoint = found if number == about.number else self._reader.get(tag_of(number)) if number >= about.first else None
+            if number < about.first:
+                raise NebulaCorrupt(f"the whole shards that publication {about.number} builds on are not there any more")
+            for rank in missing if checkpoint is not None else ():
+                chains[rank].insert(0, Link(number, checkpoint))
+            names = checkpoint._all_files() if checkpoint is not None else {}
+            for rank in [rank for rank in missing if of_rank(WEIGHTS, rank) in names]:
+                slot.ranks.pop(rank, None)
+                missing.remove(rank)
+            number -= 1
+        return dict(sorted(chains.items()))
+
+    def _copy_shards(self, slot: Slot, checkpoint: Checkpoint, rank: int, about: About) -> int:
+        """Copies a rank's whole shards into the slot, verifies them, and returns their sum. Those of rank 0 come first, with the header."""
+        if rank == 0:
+            self._copy_head(slot, checkpoint, about)
+        memory = slot.memory(about.name)
+        with checkpoint.view(of_rank(WEIGHTS, rank)) as data:
+            self._bytes += len(data)
+            try:
+                parts = [(*map(int, part),) for part in json.loads(checkpoint.read_bytes(of_rank(PARTS, rank)))]
+                for offset, size, _, _, begin in parts:
+                    if not (0 <= offset <= len(memory) - size and 0 <= begin <= len(data) - size):
+                        raise ValueError(f"{size} bytes at {offset} are beyond the end")
+                    memory[offset : offset + size] = data[begin : begin + size]
+            except (ValueError, TypeError) as failure:
+                raise NebulaCorrupt(f"the list of rank {rank}'s shards in {checkpoint.tag!r} is damaged: {failure}") from None
+        here = _nebula.delta_sums(memory, [(offset, size, width, 0) for offset, size, width, _, _ in parts])
+        if [part[3] for part in here] != [part[3] for part in parts]:
+            raise NebulaCorrupt(f"the shards of rank {rank} in {checkpoint.tag!r} do not have the sums that it names")
+        return _nebula.delta_state_sum(here)
+
+    def _copy_head(self, slot: Slot, checkpoint: Checkpoint, about: About) -> None:
+        """Begins the file of the whole weights, unless the slot has it, and copies the files beside it."""
+        head, path = checkpoint.read_bytes(HEAD), slot.directory / about.name
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size == size_of(head) and file.read(len(head)) == head:
+                return
+        slot.forget()
+        with open(path, "xb") as file:
+            file.write(head)
+            file.truncate(size_of(head))
+        self._copy_extras(slot, checkpoint)
+
+    def _copy_extras(self, slot: Slot, whole: Checkpoint) -> None:
+        """Copies the files beside the weights."""
+        for name in whole._all_files():
+            if name.startswith(EXTRA) and "/" not in name.removeprefix(EXTRA):
+                self._write(slot.directory / name.removeprefix(EXTRA), whole.read_bytes(name))
 
     def _is_on(self, slot: Slot, about: About) -> bool:
         """Whether deltas lead from the slot's publication to this one."""
@@ -269,9 +374,7 @@ class Subscriber:
             self._bytes += len(data)
             layout = Layout.of(data)
             self._write(slot.directory / first.name, data)
-        for name in whole._all_files():
-            if name.startswith(EXTRA) and "/" not in name.removeprefix(EXTRA):
-                self._write(slot.directory / name.removeprefix(EXTRA), whole.read_bytes(name))
+        self._copy_extras(slot, whole)
         slot.total = _nebula.delta_state_sum(_nebula.delta_sums(slot.memory(first.name), layout.parts))
         if slot.total != first.total:
             slot.forget()
@@ -291,13 +394,13 @@ class Subscriber:
         memory = slot.memory(have.name)
         numbers = range(have.number + 1, about.number + 1)
         for number in numbers:
-            if number not in self._deltas:
-                self._deltas[number] = self._read_delta(self._checkpoint(number) if number != about.number else found)
-        slot.total = _nebula.delta_apply(memory, slot.total, [self._deltas[number] for number in numbers])
+            if (number, 0) not in self._deltas:
+                self._deltas[number, 0] = self._read_delta(self._checkpoint(number) if number != about.number else found, DELTA)
+        slot.total = _nebula.delta_apply(memory, slot.total, [self._deltas[number, 0] for number in numbers])
         slot.about = about
 
-    def _read_delta(self, checkpoint: Checkpoint) -> bytes:
-        delta = checkpoint.read_bytes(DELTA)
+    def _read_delta(self, checkpoint: Checkpoint, name: str) -> bytes:
+        delta = checkpoint.read_bytes(name)
         self._bytes += len(delta)
         return delta
 

@@ -35,7 +35,7 @@ static struct pair make_pair(uint32_t width, double percent, bool is_small)
         for (size_t i = 0; i < pair.count; i++) { /* an empty part, a short one, one block, several with a rest */
                 uint64_t elements = (uint64_t[]){ 0, 37, DELTA_BLOCK, 3 * DELTA_BLOCK + 1001 }[i];
 
-                pair.parts[i] = (struct delta_part){ .offset = at, .size = elements * width, .width = width };
+                pair.parts[i] = (struct delta_part){ .offset = at, .from = at, .size = elements * width, .width = width };
                 at += elements * width + 3; /* at an odd address */
                 for (uint64_t e = 0; e < elements; e++) {
                         uint8_t *element = pair.next + pair.parts[i].offset + e * width;
@@ -231,6 +231,38 @@ static void one_call_applies_many_deltas(void)
         chain_done(&chain);
 }
 
+/* A rank that has some of the tensors keeps them close together. */
+static void ranks_with_parts_of_a_state_make_deltas_of_their_own(void)
+{
+        struct pair pair = make_pair(2, 3, false);
+
+        for (size_t rank = 0; rank < 2; rank++) {
+                struct delta_part parts[2] = { pair.parts[rank ? 1 : 2], pair.parts[3] };
+                uint64_t half = parts[1].size / 4 * 2, sum;
+                uint8_t *base = malloc(STATE), *next = malloc(STATE);
+                void *delta;
+                size_t size;
+
+                parts[1].offset += rank ? half : 0; /* each rank has one half of the last tensor */
+                parts[1].size = rank ? parts[1].size - half : half;
+                parts[0].from = 0;
+                parts[1].from = parts[0].size;
+                for (size_t i = 0; i < 2; i++) {
+                        memcpy(base + parts[i].from, pair.base + parts[i].offset, parts[i].size);
+                        memcpy(next + parts[i].from, pair.next + parts[i].offset, parts[i].size);
+                }
+                delta_sums(base, parts, 2);
+                sum = delta_state_sum(parts, 2);
+                REQUIRE(!delta_make(base, next, STATE, parts, 2, UINT64_MAX, &delta, &size, NULL));
+                CHECK(!apply(pair.base, &sum, delta, size, NULL) && sum == delta_state_sum(parts, 2));
+                free(delta);
+                free(base);
+                free(next);
+        }
+        CHECK(!memcmp(pair.base, pair.next, STATE));
+        pair_done(&pair);
+}
+
 static void a_chain_without_one_of_its_deltas_is_refused(void)
 {
         struct chain chain = make_chain();
@@ -296,5 +328,6 @@ TAP_MAIN(TEST(a_delta_gives_the_exact_state_for_each_width_and_density), TEST(a_
          TEST(a_delta_beyond_its_limit_is_not_made_and_the_sums_are_right), TEST(a_delta_is_refused_by_another_state_and_changes_nothing),
          TEST(a_state_that_was_damaged_is_found_also_where_the_delta_changes_nothing),
          TEST(each_changed_byte_of_a_delta_and_each_cut_is_found), TEST(one_call_applies_many_deltas),
+         TEST(ranks_with_parts_of_a_state_make_deltas_of_their_own),
          TEST(a_chain_without_one_of_its_deltas_is_refused), TEST(a_state_that_was_damaged_is_found_also_by_a_chain),
          TEST(parts_that_overlap_or_differ_within_a_chain_are_refused))

@@ -1,0 +1,129 @@
+"""The shards of a rank: which bytes of the whole safetensors file its DTensors have.
+
+No rank has whole tensors. Each publishes what it holds, and a subscriber puts the ranks' bytes together. So all ranks describe the same
+file, and each byte of it belongs to one rank: the first of those that hold it.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from .._session import ranks
+from ..errors import NebulaConfigError, NebulaError
+from ..integrations.redirect import safetensors_header
+from ..reader import Reader
+from .publication import number_of
+
+__all__ = ["Shards", "first_number", "is_sharded"]
+
+RUNS_MOST = 1 << 16  # of a rank: each is a part of every delta
+AGREE_S = 60.0  # ranks wait so long for rank 0
+GAP = 16  # numbers that the last run may still use
+_asked = collections.Counter[str]()  # how often this process has asked for a number, by path
+
+
+def is_sharded(state: dict[str, Any]) -> bool:
+    """Whether there are DTensors among the values."""
+    return any(hasattr(value, "placements") for value in state.values())
+
+
+def first_number(path: str) -> int:
+    """Returns a number for the first publication, the same one on all ranks, above those of the path. The process group's store hands it on."""
+    store, place = ranks.store(), ranks.current()
+    _asked[path] += 1
+    key = f"nebula/publisher/{path}/{_asked[path]}"
+    if place.rank == 0:
+        with Reader(path) as reader:
+            numbers = [number for row in reader.versions() if (number := number_of(row.tag)) is not None]
+        # in an empty path not 1: there may be followers of publications that were removed
+        store.set(key, str(max(numbers) + GAP if numbers else int(time.time())))
+    try:
+        store.wait([key], datetime.timedelta(seconds=AGREE_S))
+    except Exception as failure:  # the stores raise errors of several types
+        raise NebulaError(f"rank 0 has not named the first publication to {path} within {AGREE_S:.0f} s") from failure
+    return int(store.get(key))
+
+
+class Shards:
+    """What this rank publishes of a state that has DTensors.
+
+    local: its own tensors by name. head: the header of the whole file. parts: (name, bytes into the local tensor, offset in the file,
+    bytes, bytes of an element), in the order of the file.
+    """
+
+    def __init__(self, state: dict[str, Any], dtype: Any, rank: int) -> None:
+        kept, left_out = _without_ties(state)
+        self.head, order = safetensors_header({name: _whole(value, dtype) for name, value in kept.items()}, {"format": "pt", **left_out})
+        self.local: dict[str, Any] = {}
+        self.parts: list[tuple[str, int, int, int, int]] = []
+        self.size = len(self.head)
+        for name, whole in order:
+            value, width = kept[name], whole.element_size()
+            found = _local(name, value, rank)
+            if found is not None:
+                tensor, shape, begin = found
+                runs = _runs(tuple(whole.shape), shape, begin)
+                self.local[name] = tensor
+                self.parts += [(name, inside * width, self.size + at * width, count * width, width) for inside, at, count in runs]
+                if len(self.parts) > RUNS_MOST:
+                    raise NebulaConfigError(
+                        f"the shards of this rank are more than {RUNS_MOST} pieces of the whole file: shard tensors along their first "
+                        "dimension, or publish full tensors"
+                    )
+            self.size += whole.numel() * width
+
+
+def _without_ties(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the tensors that are written, and {left out: kept}. All ranks must decide alike: so one object under several names is one
+    tensor, and addresses, which a rank with an empty shard lacks, do not count."""
+    first: dict[int, str] = {}
+    for name in sorted(state):
+        first.setdefault(id(state[name]), name)
+    kept = {name: value for name, value in state.items() if first[id(value)] == name}
+    return kept, {name: first[id(value)] for name, value in state.items() if name not in kept}
+
+
+def _whole(value: Any, dtype: Any) -> Any:
+    """The whole tensor as it is published, without its values."""
+    import torch
+
+    cast = dtype is not None and value.dtype.is_floating_point
+    return torch.empty(value.shape, dtype=dtype if cast else value.dtype, device="meta")
+
+
+def _local(name: str, value: Any, rank: int) -> tuple[Any, tuple[int, ...], tuple[int, ...]] | None:
+    """Returns what this rank publishes of a tensor: its local tensor, with its shape and offsets in the whole one. None: nothing."""
+    if not hasattr(value, "placements"):
+        return (value.detach(), tuple(value.shape), (0,) * value.dim()) if rank == 0 and value.numel() else None
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if any(type(placement) not in (Replicate, Shard) for placement in value.placements):
+        raise NebulaConfigError(f"{name!r} is placed as {value.placements}: Publisher takes Shard and Replicate, so publish its full_tensor()")
+    mesh = value.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or any(at and type(placement) is Replicate for at, placement in zip(coordinate, value.placements, strict=True)):
+        return None  # another rank publishes it
+    shape, begin = compute_local_shape_and_global_offset(value.shape, mesh, value.placements)
+    local = value.detach().to_local()
+    if math.prod(shape) == 0:
+        return None
+    if tuple(local.shape) != tuple(shape):
+        raise NebulaConfigError(f"the shard of {name!r} on this rank has another shape than its placement says: publish its full_tensor()")
+    return local.contiguous(), tuple(shape), tuple(begin)
+
+
+def _runs(whole: tuple[int, ...], shape: tuple[int, ...], begin: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+    """Yields (element of the local tensor, element of the whole one, elements) of each piece that lies together in both."""
+    outer = max((at + 1 for at in range(len(whole)) if shape[at] != whole[at]), default=1) - 1
+    strides = [math.prod(whole[at + 1 :]) for at in range(len(whole))]
+    count = math.prod(shape[outer:])
+    base = sum(at * stride for at, stride in zip(begin, strides, strict=True))
+    for number, index in enumerate(itertools.product(*(range(size) for size in shape[:outer]))):
+        yield number * count, base + sum(at * stride for at, stride in zip(index, strides, strict=False)), count

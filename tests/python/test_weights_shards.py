@@ -1,0 +1,226 @@
+"""Ranks that publish their shards: a follower has whole tensors, all of one step, and no rank ever has them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+
+import fork_server
+import nebulaml as nm
+import pytest
+import torch
+from nebulaml.errors import NebulaConfigError
+from nebulaml.weights import shards
+from ports import held_port
+from waiting import until
+
+RANK = """
+import contextlib, json, os, sys
+import nebulaml as nm
+import torch
+import torch.distributed as dist
+from nebulaml.errors import NebulaUnavailable
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+storage, kind, out = sys.argv[1:4]
+dist.init_process_group("gloo")
+rank, mesh = dist.get_rank(), init_device_mesh("cpu", (dist.get_world_size(),))
+torch.manual_seed(1)
+if kind == "fsdp2":
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.deep = torch.nn.Embedding(64, 96), torch.nn.Linear(96, 333)  # 333: ranks have shards of two sizes
+            self.head = torch.nn.Linear(96, 64, bias=False)
+            self.head.weight = self.embed.weight
+            self.small = torch.nn.Parameter(torch.ones(1))  # the second rank has nothing of it
+            self.register_buffer("count", torch.zeros(()))
+    weights = Net()
+    fully_shard(weights, mesh=mesh)
+    tensors = lambda: weights.state_dict()
+else:
+    made = {"columns": torch.randn(30, 50), "middle": torch.randn(4, 6, 5), "same": torch.randn(7), "plain": torch.randn(3)}
+    placed = {"columns": Shard(1), "middle": Shard(1), "same": Replicate()}
+    weights = {name: distribute_tensor(t, mesh, [placed[name]]) if name in placed else t for name, t in made.items()}
+    tensors = lambda: weights
+publisher = nm.Publisher(weights, storage, dtype=torch.bfloat16, full_every=5, files={"config.json": b"{}"})
+local = lambda t: t.to_local() if hasattr(t, "to_local") else t
+for line in sys.stdin:
+    command, step = line.split()
+    if command in ("publish", "fail"):
+        torch.manual_seed(int(step))  # plain and replicated tensors are equal on all ranks
+        with torch.no_grad():
+            for tensor in tensors().values():
+                if tensor.dim():
+                    torch.flatten(local(tensor))[int(step) % 3 :: 97] += 1
+        full = {name: t.full_tensor() if hasattr(t, "full_tensor") else t.clone() for name, t in tensors().items()}
+        if rank == 0:
+            torch.save(full, f"{out}/{step}.tmp")
+            os.rename(f"{out}/{step}.tmp", f"{out}/{step}.pt")
+        dist.barrier()
+        taken = publisher._session.checkpoint
+        if command == "fail" and rank == 1:
+            def refuse(tag):
+                raise NebulaUnavailable("no agent")
+            publisher._session.checkpoint = refuse
+        answer = publisher.publish(int(step))
+        publisher._session.checkpoint = taken
+    elif command == "wait":
+        try:
+            publisher.wait(60)
+            answer = "durable"
+        except nm.NebulaError as failure:
+            answer = str(failure)
+    elif command == "maker":
+        answer = publisher._maker.pid
+    else:
+        publisher.close()
+        answer = "closed"
+    os.write(1, (json.dumps(answer) + chr(10)).encode())
+"""
+
+
+class Job:
+    """Two ranks on two nodes."""
+
+    def __init__(self, place, out, kind: str = "fsdp2") -> None:
+        self._ranks = []
+        self._held = held_port()
+        for rank in range(2):
+            env = {
+                **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._held.getsockname()[1]), "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0",
+                "LOCAL_WORLD_SIZE": "1", "NEBULA_NODE_ID": f"n{rank}", "NEBULA_MEMORY_DIR": str(place.memory / f"node{rank}"),
+            }  # fmt: skip
+            self._ranks.append(fork_server.start(RANK, place.storage, kind, out, env=env, stdin=subprocess.PIPE))
+
+    def ask(self, command: str, step: int = 0) -> list[object]:
+        for rank in self._ranks:
+            rank.stdin.write(f"{command} {step}\n")
+            rank.stdin.flush()
+        return [json.loads(rank.stdout.readline()) for rank in self._ranks]
+
+    def kill(self) -> None:
+        for rank in self._ranks:
+            with contextlib.suppress(OSError):
+                rank.kill()
+            rank.__exit__()
+        self._held.close()
+
+
+@pytest.fixture
+def out(tmp_path):
+    (tmp_path / "full").mkdir()
+    return tmp_path / "full"
+
+
+@pytest.fixture
+def job(place, out):
+    job = Job(place, out)
+    yield job
+    job.kill()
+
+
+@pytest.fixture
+def follower(place, tmp_path):
+    with nm.Subscriber(place.storage, tmp_path / "engine", poll=0.1) as subscriber:
+        yield subscriber
+
+
+def exact(version, out) -> bool:
+    """Whether a follower has what the ranks had at that step."""
+    wanted = torch.load(out / f"{version.step}.pt")
+    found = version.tensors()
+    assert set(wanted) - set(found) <= {"head.weight"}
+    return all(torch.equal(tensor, wanted[name].to(tensor.dtype)) for name, tensor in found.items())
+
+
+def test_a_follower_has_whole_tensors_of_each_step_and_reads_what_changed(job, follower, place, out, tmp_path):
+    read = []
+    for step in range(1, 8):  # a whole one at each fifth number
+        assert job.ask("publish", step) == [True, True]
+        version = follower.prepare(60)
+        assert version.step == step and exact(version, out)
+        read.append(version.bytes_read)
+    assert min(read) * 5 < max(read) and (version.commit() / "config.json").read_bytes() == b"{}"
+    assert job.ask("wait") == ["durable", "durable"]
+    with nm.Subscriber(place.storage, tmp_path / "late", poll=0.1) as late:
+        assert exact(late.prepare(60), out) and late._newest == version.number
+    for step in range(8, 12):  # faster than they are made
+        assert job.ask("publish", step) == [True, True]
+    assert job.ask("close") == ["closed", "closed"]
+    while version.step != 11:
+        version = follower.prepare(60)
+        assert exact(version, out)
+
+
+def test_a_killed_maker_costs_no_publication(job, follower, out):
+    assert job.ask("publish", 1) == [True, True] and exact(follower.prepare(60), out)
+    makers = job.ask("maker")
+    os.kill(makers[1], signal.SIGSTOP)
+    assert job.ask("publish", 2) == [True, True] and job.ask("publish", 3) == [True, True]
+    os.kill(makers[1], signal.SIGKILL)
+    assert job.ask("wait") == ["durable", "durable"]
+    until(lambda: exact(version := follower.prepare(60), out) and version.step == 3, 60)
+    assert job.ask("publish", 4) == [True, True]
+    version = follower.prepare(60)
+    assert version.step == 4 and exact(version, out)
+
+
+def test_a_step_that_one_rank_cannot_take_is_published_by_none(job, follower, out):
+    assert job.ask("publish", 1) == [True, True] and exact(follower.prepare(60), out)
+    assert job.ask("fail", 2) == [True, False]
+    assert all("the newest publication" in str(answer) for answer in job.ask("wait"))
+    assert job.ask("publish", 3) == [True, True] and job.ask("wait") == ["durable", "durable"]
+    version = follower.prepare(60)
+    assert version.step == 3 and exact(version, out)
+
+
+def test_after_a_kill_of_all_ranks_the_next_run_goes_on(job, follower, place, out):
+    for step in (1, 2):
+        assert job.ask("publish", step) == [True, True]
+    first = follower.prepare(60)
+    assert exact(first, out)
+    job.kill()
+    again = Job(place, out)
+    try:
+        assert again.ask("publish", 1) == [True, True] and again.ask("wait") == ["durable", "durable"]
+        while (version := follower.prepare(60)).step != 1:  # the last maker may have completed the second one meanwhile
+            assert exact(version, out)
+        assert version.number > first.number and exact(version, out)
+    finally:
+        again.kill()
+
+
+def test_columns_and_copies_of_tensors_are_put_together(place, follower, out):
+    job = Job(place, out, "columns")
+    try:
+        for step in range(1, 4):
+            assert job.ask("publish", step) == [True, True]
+            assert exact(follower.prepare(60), out)
+    finally:
+        job.kill()
+
+
+def test_dtensors_without_a_process_group_are_refused(place):
+    class Sharded(torch.Tensor):
+        placements = ()
+
+    with nm.Publisher({"w": torch.ones(3).as_subclass(Sharded)}, place.storage) as publisher:
+        with pytest.raises(NebulaConfigError, match="process group"):
+            publisher.publish(1)
+
+
+BOXES = [((6, 4), (2, 4), (3, 0)), ((4, 6), (4, 2), (0, 3)), ((2, 3, 5), (2, 1, 5), (0, 2, 0)), ((2, 3, 5), (1, 3, 2), (1, 0, 3)), ((), (), ())]
+
+
+@pytest.mark.parametrize(("whole", "shape", "begin"), BOXES)
+def test_the_pieces_of_a_shard_are_its_elements_in_the_whole(whole, shape, begin):
+    numbers = torch.arange(torch.Size(whole).numel()).reshape(whole)
+    local = numbers[tuple(slice(at, at + size) for at, size in zip(begin, shape, strict=True))].flatten()
+    found = [(inside + i, at + i) for inside, at, count in shards._runs(whole, shape, begin) for i in range(count)]
+    assert found == list(enumerate(local.tolist()))
