@@ -35,10 +35,11 @@ SECTIONS = {
                "NebulaTimeout", "NebulaUnavailable"],
 }  # fmt: skip
 INHERITED = ["    options:", "      inherited_members: true"]  # the base class is private
-# Classes that are made when they are first used, from those of the Lightning that is installed: docs/frameworks.md describes them.
+# Classes that are made when they are first used, from those of the framework that is installed: docs/frameworks.md and
+# docs/publish.md describe them.
 MADE = {
     "NebulaCallback", "NebulaDeepspeedStrategy", "NebulaFSDPStrategy", "NebulaFabricFSDPStrategy", "NebulaFabricModelParallelStrategy",
-    "NebulaModelParallelStrategy",
+    "NebulaModelParallelStrategy", "PublishCallback",
 }  # fmt: skip
 
 

@@ -107,6 +107,7 @@ _LAZY: dict[str, str] = {
     "NebulaFabricModelParallelStrategy": ".integrations.lightning_sharded",
     "NebulaModelParallelStrategy": ".integrations.lightning_sharded",
     "NebulaTrainerMixin": ".integrations.hf",
+    "PublishCallback": ".integrations.publishing",
     "Published": ".weights.subscriber",
     "Publisher": ".weights.publisher",
     "Reader": ".reader",
@@ -148,6 +149,7 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
 
     # made from Lightning's classes when they are used
     NebulaCallback: Any
+    PublishCallback: Any
     NebulaDeepspeedStrategy: Any
     NebulaFSDPStrategy: Any
     NebulaFabricFSDPStrategy: Any
@@ -170,6 +172,7 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers and editors
         "NebulaFabricModelParallelStrategy",
         "NebulaModelParallelStrategy",
         "NebulaTrainerMixin",
+        "PublishCallback",
         "Published",
         "Publisher",
         "Reader",
@@ -200,5 +203,6 @@ if not TYPE_CHECKING:  # otherwise a type checker takes every name for one of th
 
 def __dir__() -> list[str]:
     # help() and inspect load every listed name, and fail with the error of a name that cannot be loaded.
-    found = any(importlib.util.find_spec(package) for package in ("lightning", "pytorch_lightning"))
-    return sorted({*globals(), *(name for name, module in _LAZY.items() if found or not module.startswith(".integrations.lightning"))})
+    needs = {".integrations.lightning": ("lightning", "pytorch_lightning"), ".integrations.publishing": ("transformers",)}
+    absent = [module for module, packages in needs.items() if not any(importlib.util.find_spec(package) for package in packages)]
+    return sorted({*globals(), *(name for name, module in _LAZY.items() if not module.startswith(tuple(absent)))})

@@ -27,6 +27,8 @@ parser.add_argument("--term-at", type=int, default=-1)
 parser.add_argument("--jit", action="store_true")
 parser.add_argument("--fail-at", type=int, default=-1)
 parser.add_argument("--lose", type=int, default=-1, help="the step whose checkpoint Nebula cannot take")
+parser.add_argument("--publish", metavar="PATH", help="publish the weights there after every step but the first")
+parser.add_argument("--fsdp", action="store_true", help="FSDP version 2 on the CPU")
 parser.add_argument("--reader", action="store_true", help="a callback that reads each checkpoint in on_save")
 parser.add_argument("--ends", action="store_true", help="each rank writes down what it ended with")
 parser.add_argument("--deepspeed", type=int, metavar="STAGE", help="through DeepSpeed; with --persist its JSON has a nebula section")
@@ -75,6 +77,20 @@ class Reader(TrainerCallback):
             found = GPT2LMHeadModel.from_pretrained(folder).state_dict()
             mine = {name.removeprefix("module."): value for name, value in model.state_dict().items()}
             say(read=state.global_step, equal=all(torch.equal(found[name], value) for name, value in mine.items()))
+
+
+def read_published(model):
+    """Says what a follower has at the end, and whether it is what the model has."""
+    import nebulaml as nm
+
+    mine = {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in model.state_dict().items()}
+    with nm.Subscriber(args.publish) as subscriber:
+        published = subscriber.prepare(60)
+        published.commit()
+        found = GPT2LMHeadModel.from_pretrained(subscriber.current).state_dict()
+        equal = all(torch.equal(found[name.removeprefix("module.")], value) for name, value in mine.items())
+        if rank == 0:
+            say(published=published.step, equal=equal)
 
 
 class Own(Trainer):
@@ -139,6 +155,8 @@ def main():
         options["save_only_model"] = True
     if args.deepspeed is not None:
         options["deepspeed"] = deepspeed_configuration()
+    if args.fsdp:
+        options |= {"fsdp": "full_shard", "fsdp_config": {"fsdp_version": 2, "transformer_layer_cls_to_wrap": "GPT2Block"}}
     if args.jit:
         options["enable_jit_checkpoint"] = True
     training = TrainingArguments(
@@ -173,11 +191,17 @@ def main():
         if args.lose >= 0:
             lose(f"checkpoint-{args.lose}")
         assert nm.attach(trainer) is trainer and isinstance(trainer, kind)
+    if args.publish:
+        import nebulaml as nm
+
+        trainer.add_callback(nm.PublishCallback(args.publish, every=3))
     trainer.remove_callback(transformers.PrinterCallback)  # the lines of this job are its output
     try:
         trainer.train(resume_from_checkpoint=args.resume)
     except RuntimeError as error:
         say(error=str(error))
+    if args.publish:
+        read_published(trainer.model)
     if args.ends:
         sums = {name: value.double().sum().item() for name, value in trainer.model.state_dict().items()}
         with open(os.path.join(args.output, f"end-{rank}.json"), "w") as file:

@@ -334,3 +334,15 @@ except nm.NebulaConfigError as error:
 """
     done = subprocess.run([interpreter(ENV), "-c", code], env=node.environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_trainer_publishes_its_weights_and_stock_tools_read_them_from_a_follower(node):
+    done = job(node, "--way", "stock", "--every", 100, "--publish", node.base / "weights")
+    assert [line for line in done.lines if "published" in line] == [{"published": 8, "equal": True}]
+
+
+@full
+@pytest.mark.parametrize("sharded", [[], ["--fsdp"]])
+def test_ranks_publish_their_weights(node, sharded):
+    done = job(node, "--way", "stock", "--every", 100, "--publish", node.base / "weights", *sharded, ranks=2)
+    assert [line for line in done.lines if "published" in line] == [{"published": 8, "equal": True}]

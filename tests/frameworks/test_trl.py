@@ -22,6 +22,14 @@ def test_trl_resumes_bit_for_bit_after_sigkill(node, kind):
 
 
 @full
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
+def test_a_trainer_publishes_its_weights_and_a_follower_has_them_with_the_tokenizer(node, kind):
+    done = job(node, kind, "--way", "stock", "--publish", node.base / "weights")
+    (seen,) = [line for line in done.lines if "published" in line]
+    assert seen == {"published": 6, "equal": True, "words": ["one", "two"]}
+
+
+@full
 def test_axolotls_plugin_manager_attaches_and_the_run_resumes_after_sigkill(node):
     whole = job(node, "sft", "--way", "stock", output="stock", environment="axolotl")
     job(node, "sft", "--way", "axolotl", "--kill-at", 4, check=False, environment="axolotl")

@@ -21,6 +21,7 @@ parser.add_argument("--way", choices=["attach", "axolotl", "stock"], default="at
 parser.add_argument("--output", required=True)
 parser.add_argument("--resume", action="store_true")
 parser.add_argument("--kill-at", type=int, default=-1)
+parser.add_argument("--publish", help="the weights go to this path after every second step")
 args = parser.parse_args()
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
@@ -80,7 +81,19 @@ def main():
         manager = PluginManager.get_instance()
         manager.register("nebulaml.integrations.axolotl.NebulaPlugin")
         manager.post_trainer_create({"nebula": {"sync_on_save": False}}, made)
+    if args.publish:
+        import nebulaml as nm
+
+        made.add_callback(nm.PublishCallback(args.publish, every=2))
     made.train(resume_from_checkpoint=args.resume or None)
+    if args.publish:
+        with nm.Subscriber(args.publish) as subscriber:
+            published = subscriber.prepare(60)
+            published.commit()
+            found = GPT2LMHeadModel.from_pretrained(subscriber.current).state_dict()
+            equal = all(torch.equal(found[name], value) for name, value in made.model.state_dict().items())
+            words = PreTrainedTokenizerFast.from_pretrained(subscriber.current).tokenize("one two")
+        print(json.dumps({"published": published.step, "equal": equal, "words": words}), flush=True)
     print(json.dumps({"end": True, "files": sorted(os.listdir(args.output)), "class": type(made).__mro__[1].__name__}), flush=True)
     return 0
 

@@ -36,8 +36,8 @@ _made = itertools.count()
 class Publisher:
     """Publishes weights into a storage path of their own, which ``Subscriber`` follows.
 
-    weights: a module, a dict of tensors, or pairs (name, tensor). Of a module all parameters and persistent buffers, by the names of its
-        state_dict. Tied weights are published once, under the first of their names.
+    weights: a module, a dict of tensors, pairs (name, tensor), or a function that returns such a dict at each publication. Of a module all
+        parameters and persistent buffers, by the names of its state_dict. Tied weights are published once, under the first of their names.
     path: a directory or a URL, used for nothing else.
     dtype: floating-point tensors are published as this type, for example torch.bfloat16. None: as they are.
     full_every: after so many publications a whole one is written. Others are deltas, unless half of the bytes have changed.
@@ -345,10 +345,12 @@ def _named(weights: Any) -> Any:
         return lambda: {name: value for name, value in weights.state_dict(keep_vars=True).items() if hasattr(value, "data_ptr")}
     if isinstance(weights, Mapping):
         return lambda: dict(weights)
+    if callable(weights):
+        return lambda: dict(weights())
     if isinstance(weights, Iterable):
         pairs = dict(weights)
         return lambda: pairs
-    raise NebulaConfigError(f"Publisher({type(weights).__name__}): give a module, a dict of tensors, or pairs (name, tensor)")
+    raise NebulaConfigError(f"Publisher({type(weights).__name__}): give a module, a dict of tensors, pairs (name, tensor), or a function")
 
 
 def _read_files(files: str | os.PathLike[str] | Mapping[str, bytes] | None) -> dict[str, bytes]:
