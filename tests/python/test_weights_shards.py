@@ -12,8 +12,11 @@ import fork_server
 import nebulaml as nm
 import pytest
 import torch
+from nebulaml import _nebula
 from nebulaml.errors import NebulaConfigError
+from nebulaml.integrations.redirect import safetensors_header, safetensors_parts
 from nebulaml.weights import shards
+from nebulaml.weights.publication import About, tag_of
 from ports import held_port
 from waiting import until
 
@@ -160,6 +163,7 @@ def test_a_follower_has_whole_tensors_of_each_step_and_reads_what_changed(job, f
 
 def test_a_killed_maker_costs_no_publication(job, follower, out):
     assert job.ask("publish", 1) == [True, True] and exact(follower.prepare(60), out)
+    assert job.ask("wait") == ["durable", "durable"]
     makers = job.ask("maker")
     os.kill(makers[1], signal.SIGSTOP)
     assert job.ask("publish", 2) == [True, True] and job.ask("publish", 3) == [True, True]
@@ -204,6 +208,56 @@ def test_columns_and_copies_of_tensors_are_put_together(place, follower, out):
             assert exact(follower.prepare(60), out)
     finally:
         job.kill()
+
+
+def planted(place, number: int, **changes: object) -> None:
+    """Writes a whole publication of two ranks, as their makers do, with changed documents."""
+    head, _ = safetensors_header({"w": torch.empty(4, dtype=torch.int16, device="meta")}, {})
+    files = {"head": head}
+    for rank in range(2):
+        data = safetensors_parts({"w": torch.tensor([number, rank], dtype=torch.int16)})
+        data = data[0] + bytes(data[1].view(torch.uint8).tolist())
+        begin = len(data) - 4
+        (part,) = _nebula.delta_sums(data, [(len(head) + 4 * rank, 4, 2, 0, begin)])
+        files |= {f"weights-{rank:05d}": data, f"parts-{rank:05d}": [list(part)]}
+    ranks = changes.pop("ranks", 2)
+    for name, change in changes.items():
+        name = name.replace("_", "-")
+        files[name] = change(files[name])
+    about = About(number, number, number, 0, "model.safetensors", ranks)
+    with nm.Session(str(place.storage), world=1, persistent_time_interval=0).checkpoint(tag_of(number), metadata=about.stored()) as checkpoint:
+        for name, content in files.items():
+            checkpoint.save_bytes(name, content if isinstance(content, bytes) else json.dumps(content).encode())
+    checkpoint.wait("durable")
+
+
+HOSTILE = {
+    "more ranks than files": {"ranks": 10**9},
+    "a part beyond the end": {"parts_00001": lambda parts: [[10**15, *parts[0][1:]]]},
+    "a part with a negative size": {"parts_00001": lambda parts: [[parts[0][0], -4, *parts[0][2:]]]},
+    "a part of no number": {"parts_00001": lambda parts: [["x", *parts[0][1:]]]},
+    "a part of another width": {"parts_00001": lambda parts: [[*parts[0][:2], 3, *parts[0][3:]]]},
+    "a part with another sum": {"parts_00001": lambda parts: [[*parts[0][:3], 7, parts[0][4]]]},
+    "a part with a negative sum": {"parts_00001": lambda parts: [[*parts[0][:3], -7, parts[0][4]]]},
+    "no parts": {"parts_00001": lambda parts: []},
+    "no list": {"parts_00001": lambda parts: b"no JSON"},
+    "another rank's bytes": {"parts_00001": lambda parts: [[parts[0][0] - 4, *parts[0][1:]]]},
+    "a header of many bytes": {"head": lambda head: safetensors_header({"w": torch.empty(1 << 40, device="meta")}, {})[0]},
+    "a header of no JSON": {"head": lambda head: b"x" * 40},
+}
+
+
+def test_damaged_shards_are_never_shown(place, follower, caplog):
+    planted(place, 1)
+    for number, (name, changes) in enumerate(HOSTILE.items(), 1):
+        version = follower.prepare(60)
+        version.commit()
+        planted(place, 2 * number, **changes)
+        assert follower.prepare(0) is None and "cannot be staged yet" in caplog.text, name
+        caplog.clear()
+        kept = 2 * number - 1
+        assert version.tensors()["w"].tolist() == [kept, 0, kept, 1], name
+        planted(place, 2 * number + 1)
 
 
 def test_dtensors_without_a_process_group_are_refused(place):

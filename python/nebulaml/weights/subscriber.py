@@ -90,6 +90,26 @@ class Link(NamedTuple):
     checkpoint: Checkpoint
 
 
+class Shard(NamedTuple):
+    """An entry of a rank's list of parts."""
+
+    offset: int  # in the whole file
+    size: int
+    width: int
+    sum: int
+    begin: int  # in the file of the rank's shards
+
+
+def _cover(parts: list[Shard], memory: mmap.mmap) -> bool:
+    """Whether each byte after the header of a safetensors file belongs to one part."""
+    at = 8 + int.from_bytes(memory[:8], "little")
+    for part in sorted(parts):
+        if part.size and part.offset != at:
+            return False
+        at += part.size
+    return at == len(memory)
+
+
 class Published:
     """Weights that are staged: whole and verified. They become the current ones by ``commit()``."""
 
@@ -112,11 +132,11 @@ class Published:
 
     @property
     def directory(self) -> Path:
-        """The directory with the weights' file and the files beside it. It stays as it is until the next but one ``prepare``."""
+        """The directory with the weights' file and the files beside it. After ``commit`` it stays until the next but one ``prepare``."""
         return self._slot.directory
 
     def tensors(self) -> dict[str, Any]:
-        """Returns the tensors by name, without a copy. They stay as they are until the next but one ``prepare``.
+        """Returns the tensors by name, without a copy. After ``commit`` they stay as they are until the next but one ``prepare``.
 
         The program may change them: that changes neither the directory nor the next publication.
         """
@@ -271,14 +291,24 @@ class Subscriber:
 
     def _bring(self, slot: Slot, found: Checkpoint, about: About) -> None:
         """Brings each rank's bytes to a publication. After an error the slot has nothing."""
+        if about.ranks > len(found._all_files()):
+            raise NebulaCorrupt(f"publication {about.number} has fewer files than ranks")
         chains, have = self._chains(slot, found, about), slot.ranks
         slot.about, slot.ranks = None, {}
-        if 0 not in have and have:
+        if have and 0 not in have:
             raise NebulaCorrupt("the file of the weights may be another one")  # so all ranks begin with their whole shards
+        is_new, copied = not have, list[Shard]()
+        if is_new:
+            self._begin_file(slot, [chain[0].checkpoint for chain in chains.values()], about)
         for rank, chain in chains.items():
             if rank not in have:
-                have[rank] = (chain[0].number, self._copy_shards(slot, chain.pop(0).checkpoint, rank, about))
+                link = chain.pop(0)
+                total, parts = self._copy_shards(slot, link.checkpoint, rank, about)
+                have[rank] = (link.number, total)
+                copied += parts
         memory = slot.memory(about.name)
+        if is_new and not _cover(copied, memory):
+            raise NebulaCorrupt(f"the shards of publication {about.number} are not the whole file")
         for rank, chain in chains.items():
             for link in chain:
                 if (link.number, rank) not in self._deltas:
@@ -306,37 +336,39 @@ class Subscriber:
             number -= 1
         return dict(sorted(chains.items()))
 
-    def _copy_shards(self, slot: Slot, checkpoint: Checkpoint, rank: int, about: About) -> int:
-        """Copies a rank's whole shards into the slot, verifies them, and returns their sum. Those of rank 0 come first, with the header."""
-        if rank == 0:
-            self._copy_head(slot, checkpoint, about)
+    def _copy_shards(self, slot: Slot, checkpoint: Checkpoint, rank: int, about: About) -> tuple[int, list[Shard]]:
+        """Copies a rank's whole shards into the slot, and verifies them. Returns their sum."""
         memory = slot.memory(about.name)
         with checkpoint.view(of_rank(WEIGHTS, rank)) as data:
             self._bytes += len(data)
             try:
-                parts = [(*map(int, part),) for part in json.loads(checkpoint.read_bytes(of_rank(PARTS, rank)))]
-                for offset, size, _, _, begin in parts:
-                    if not (0 <= offset <= len(memory) - size and 0 <= begin <= len(data) - size):
-                        raise ValueError(f"{size} bytes at {offset} are beyond the end")
-                    memory[offset : offset + size] = data[begin : begin + size]
-            except (ValueError, TypeError) as failure:
+                parts = [Shard(*part) for part in json.loads(checkpoint.read_bytes(of_rank(PARTS, rank)))]
+                for part in parts:
+                    if not (part.size >= 0 and 0 <= part.offset <= len(memory) - part.size and 0 <= part.begin <= len(data) - part.size):
+                        raise ValueError(f"{part.size} bytes at {part.offset} are beyond the end")
+                    memory[part.offset : part.offset + part.size] = data[part.begin : part.begin + part.size]
+                here = _nebula.delta_sums(memory, [(*part[:3], 0) for part in parts])
+            except (ValueError, TypeError, OverflowError) as failure:
                 raise NebulaCorrupt(f"the list of rank {rank}'s shards in {checkpoint.tag!r} is damaged: {failure}") from None
-        here = _nebula.delta_sums(memory, [(offset, size, width, 0) for offset, size, width, _, _ in parts])
-        if [part[3] for part in here] != [part[3] for part in parts]:
+        if [part[3] for part in here] != [part.sum for part in parts]:
             raise NebulaCorrupt(f"the shards of rank {rank} in {checkpoint.tag!r} do not have the sums that it names")
-        return _nebula.delta_state_sum(here)
+        return _nebula.delta_state_sum(here), parts
 
-    def _copy_head(self, slot: Slot, checkpoint: Checkpoint, about: About) -> None:
-        """Begins the file of the whole weights, unless the slot has it, and copies the files beside it."""
-        head, path = checkpoint.read_bytes(HEAD), slot.directory / about.name
+    def _begin_file(self, slot: Slot, wholes: list[Checkpoint], about: About) -> None:
+        """Makes the file of the whole weights, unless the slot has it, and copies the files beside it. wholes: of each rank."""
+        head = wholes[0].read_bytes(HEAD)
+        size = size_of(head)
+        if size > len(head) + sum(whole._all_files()[of_rank(WEIGHTS, rank)] for rank, whole in enumerate(wholes)):
+            raise NebulaCorrupt(f"the header of publication {about.number} names more bytes than its ranks have")
+        path = slot.directory / about.name
         with contextlib.suppress(OSError), open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == size_of(head) and file.read(len(head)) == head:
+            if os.fstat(file.fileno()).st_size == size and file.read(len(head)) == head:
                 return
         slot.forget()
         with open(path, "xb") as file:
             file.write(head)
-            file.truncate(size_of(head))
-        self._copy_extras(slot, checkpoint)
+            file.truncate(size)
+        self._copy_extras(slot, wholes[0])
 
     def _copy_extras(self, slot: Slot, whole: Checkpoint) -> None:
         """Copies the files beside the weights."""
