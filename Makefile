@@ -14,6 +14,7 @@
 #   make test-localstack   the tests of S3 with LocalStack in place of moto
 #   make test-oldest   the Python tests with the oldest torch that the package allows
 #   make test-newest   the Python tests, and those of DCP and of a training loop, with a newer torch than that of the other tests
+#   make newest   the frameworks' newest versions that the registry has, and what broke; for a weekly job. ARGS="hf lightning": these
 #   make bench    against other ways to save; QUICK=1 for a short look
 #   make bench-peers  against every other engine that runs on CPUs, each in an environment of its own
 #   make bench-gpu    of tensors on a GPU, where there is one
@@ -41,7 +42,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest test-suites bench bench-first bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-publish bench-recover bench-jax bench-mpi bench-mlperf bench-stores faults-long nightly affected asan asan-build tsan lint units clean distclean environments setup setup-test analyze coverage
+.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest newest test-suites bench bench-first bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-publish bench-recover bench-jax bench-mpi bench-mlperf bench-stores faults-long nightly affected asan asan-build tsan lint units clean distclean environments setup setup-test analyze coverage
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -239,6 +240,9 @@ test-oldest: package .envs/$(OLDEST)/.ready
 	@.envs/$(OLDEST)/bin/python -m pytest --timeout=300 -rs --no-header tests/python $(ARGS)
 test-newest: package .envs/$(NEWEST)/.ready
 	@.envs/$(NEWEST)/bin/python -m pytest --timeout=300 -rs --no-header tests/python tests/frameworks/test_dcp.py tests/frameworks/test_loop.py $(ARGS)
+
+newest: package
+	@scripts/newest.sh $(ARGS)
 
 # The frameworks' own checkpoint tests, with Nebula in place: scripts/suites.sh says of which, and where the others are to be had.
 test-suites: package

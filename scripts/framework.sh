@@ -2,6 +2,7 @@
 # Makes a framework's own environment, .envs/NAME, from requirements/frameworks/NAME.txt.
 #
 #   scripts/framework.sh deepspeed-0.19.6
+#   scripts/framework.sh newest-lightning    the same packages without their versions: the newest of all, for scripts/newest.sh
 #
 # The environment also sees the packages of .venv, so that every framework is tested with the same build of torch and nebulaml.
 set -euo pipefail
@@ -11,6 +12,12 @@ name=$1
 list=requirements/frameworks/$name.txt
 [[ -f $list ]] || list=requirements/suites/$name.txt
 environment=.envs/$name
+if [[ $name == newest-* ]]; then
+        mkdir -p .envs
+        sed -E 's/^((# alone: )?[A-Za-z][^=]*)==.*/\1/' "requirements/frameworks/${name#newest-}.txt" >"$environment.txt.new"
+        list=$environment.txt
+        cmp -s "$list.new" "$list" && rm "$list.new" || mv "$list.new" "$list"
+fi
 [[ -f $list ]] || { printf 'no environment %s; there are:\n%s\n' "$name" "$(cd requirements/frameworks && ls | sed 's/\.txt$//')" >&2; exit 2; }
 
 # A line "# python: 3.12" names another Python than that of .venv. Its environment has a torch and a build of nebulaml of its own.

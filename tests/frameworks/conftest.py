@@ -45,7 +45,11 @@ LIMIT_S = 600 if FULL else 240  # less than pytest's own, so that a job says whe
 
 
 def interpreter(environment: str) -> str:
-    """Returns the Python of .envs/<environment>. If `make test-frameworks` has not made it, the test is skipped."""
+    """Returns the Python of .envs/<environment>. If `make test-frameworks` has not made it, the test is skipped.
+
+    With NEBULA_TEST_NEWEST it is that of .envs/newest-<environment>, which scripts/newest.sh makes.
+    """
+    environment = f"newest-{environment}" if os.environ.get("NEBULA_TEST_NEWEST") else environment
     place = ROOT / ".envs" / environment
     if not (place / ".ready").exists():
         pytest.skip(f"no environment {environment}: make .envs/{environment}/.ready")
