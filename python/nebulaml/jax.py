@@ -239,10 +239,12 @@ def _is_named(dtype: np.dtype[Any]) -> bool:
 def _described(leaf: Any, process: int) -> tuple[dict[str, Any], list[tuple[Any, list[list[int]]]]]:
     """Returns the index entry of a leaf, and what this process writes of it: (array, index)."""
     if isinstance(leaf, jax.Array):
-        extra = {}
+        extra: dict[str, Any] = {}
         if _is_key(leaf):
             extra, leaf = {"impl": str(jax.random.key_impl(leaf))}, jax.random.key_data(leaf)
-        about = {"kind": "key" if extra else "array", "dtype": str(leaf.dtype), "shape": list(leaf.shape), "shards": [], **extra}
+        if leaf.weak_type:
+            extra["weak"] = True
+        about = {"kind": "key" if "impl" in extra else "array", "dtype": str(leaf.dtype), "shape": list(leaf.shape), "shards": [], **extra}
         own = _own_shards(leaf.sharding, leaf.shape)
         arrays = getattr(leaf, "_arrays", None)  # as addressable_data() has them, which asks more of each than its copy takes
         if arrays is None:
@@ -357,7 +359,9 @@ def _holds(dtype: Any, kind: str, text: Any, cast: bool) -> bool:
 def _sharding_of(target: Any) -> Any:
     """Returns where the template wants a leaf. None: nowhere, as an array that JAX may move to the device of another one."""
     is_placed = isinstance(target, jax.Array | jax.ShapeDtypeStruct) and getattr(target, "committed", True)
-    return target.sharding if is_placed else None
+    if not is_placed or isinstance(getattr(target.sharding, "mesh", None), jax.sharding.AbstractMesh):  # as eval_shape gives: it has no devices
+        return None
+    return target.sharding
 
 
 class _Saved:
@@ -437,7 +441,12 @@ class _Saved:
             self._maps[process].fetch_parts(sorted((begin + offset, size) for offset, size in ranges if size))
 
     def _leaf(self, path: str, target: Any) -> Any:
-        """Returns the value of a leaf, in the place that the template's leaf names."""
+        """Returns the value of a leaf, in the place that the template's leaf names, and with a weak type if that has one."""
+        value = self._strong(path, target)
+        is_weak = getattr(target, "weak_type", target is None and self.leaves[path].get("weak", False))
+        return _weakened(value) if is_weak and isinstance(value, jax.Array) else value
+
+    def _strong(self, path: str, target: Any) -> Any:
         about = self.leaves[path]
         if about["kind"] == "plain":
             value = _value(*about["value"])
@@ -496,6 +505,15 @@ class _Saved:
         process, offset, box = shard
         data = np.frombuffer(self._maps[process], np.uint8, _bytes(about, box), self._begins[process] + offset)
         return data.view(dtype).reshape([stop - start for start, stop in box])
+
+
+def _weakened(value: jax.Array) -> jax.Array:
+    """Returns the array with a weak type, as a Python number has. JAX has no public function for that: without its own one it stays strong."""
+    try:
+        from jax._src.lax.lax import _convert_element_type
+    except ImportError:
+        return value
+    return _convert_element_type(value, weak_type=True)
 
 
 def _spread(key: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:

@@ -87,6 +87,25 @@ def test_a_tree_of_all_kinds_of_leaves_comes_back_exactly_on_another_mesh(jax):
     assert said == ["True True rbg"] * 2 + ["float32 True"]
 
 
+def test_weak_types_come_back_so_a_jitted_function_is_not_compiled_again(jax):
+    said = jax("""
+        mesh = jax.make_mesh((8,), ("x",))
+        tree = {"rate": jnp.asarray(0.5), "spread": jax.device_put(jnp.asarray(2), NamedSharding(mesh, P())), "strong": jnp.float32(1)}
+        step = jax.jit(lambda tree: {name: value * jnp.bfloat16(2) for name, value in tree.items()})
+        before = step(tree)
+        nj.init(sys.argv[1], 0, on_error="raise")
+        with nm.Checkpoint("global_step1") as checkpoint:
+            nj.save(checkpoint, "state", tree)
+        for template in (tree, jax.eval_shape(lambda: tree), None):
+            found = nj.load(nm.get_latest_checkpoint(), "state", template)
+            say(*(found[name].weak_type for name in sorted(found)), same(step(found), before))
+        found = nj.load(nm.get_latest_checkpoint(), "state", tree)
+        count = step._cache_size()
+        say(same(step(found), before), step._cache_size() == count)
+    """)
+    assert said == ["True True False True"] * 3 + ["True True"]
+
+
 def test_states_of_flax_optax_and_equinox_come_back_in_the_form_of_an_abstract_tree(jax):
     said = jax("""
         import collections, dataclasses, equinox as eqx, flax.linen as nn, optax
