@@ -520,7 +520,7 @@ def test_a_failed_request_leaves_no_values_for_the_next_publication(place, follo
     state = weights()
     with nm.Publisher(state, place.storage) as publisher:
         with monkeypatch.context() as patch:
-            patch.setattr(publisher, "_send", lambda line: (_ for _ in ()).throw(OSError("no process")))
+            patch.setattr(publisher, "_send", lambda *_: (_ for _ in ()).throw(OSError("no process")))
             assert not publisher.publish(1)
         before = {row.tag for row in publisher._session.checkpoints()}
         train(state, 2)

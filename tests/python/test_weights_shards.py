@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 
 import fork_server
 import nebulaml as nm
+import processes
 import pytest
 import torch
 from nebulaml import _nebula
@@ -19,6 +21,8 @@ from nebulaml.weights import shards
 from nebulaml.weights.publication import About, tag_of
 from ports import held_port
 from waiting import until
+
+KILLS, SEED = int(os.environ.get("NEBULA_TEST_KILLS", "2")), int(os.environ.get("NEBULA_TEST_SEED", "1"))  # a test has no such variables
 
 RANK = """
 import contextlib, json, os, sys
@@ -92,7 +96,7 @@ class Job:
     """Two ranks on two nodes."""
 
     def __init__(self, place, out, kind: str = "fsdp2") -> None:
-        self._ranks = []
+        self._ranks, self._memory = [], place.memory
         self._held = held_port()
         for rank in range(2):
             env = {
@@ -106,6 +110,9 @@ class Job:
             rank.stdin.write(f"{command} {step}\n")
             rank.stdin.flush()
         return [json.loads(rank.stdout.readline()) for rank in self._ranks]
+
+    def agents(self, rank: int) -> list[int]:
+        return processes.agents(lambda variables: f"NEBULA_MEMORY_DIR={self._memory / f'node{rank}'}" in variables)
 
     def kill(self) -> None:
         for rank in self._ranks:
@@ -198,6 +205,47 @@ def test_after_a_kill_of_all_ranks_the_next_run_goes_on(job, follower, place, ou
         assert version.number > first.number and exact(version, out)
     finally:
         again.kill()
+
+
+# fault: as test_random_deaths_never_give_wrong_weights_and_never_go_back
+def test_random_deaths_of_ranks_makers_and_agents_never_mix_steps(place, out, tmp_path):
+    """NEBULA_TEST_KILLS: how many."""
+    chance, job, step, newest = random.Random(SEED), Job(place, out), 0, 0
+    subscriber = nm.Subscriber(place.storage, tmp_path / "engine", poll=0.1)
+    try:
+        for turn in range(KILLS):
+            for _ in range(chance.randrange(1, 3)):
+                step += 1
+                job.ask("publish", step)
+            if chance.random() < 0.5 and (version := subscriber.prepare(chance.random())) is not None:
+                assert exact(version, out) and version.number > newest, (SEED, turn, version)
+                version.commit()
+                newest = version.number
+            victim, rank = chance.choice(["job", "maker", "agent", "follower"]), chance.randrange(2)
+            if victim == "job":
+                job.kill()
+                job = Job(place, out)
+            elif victim == "follower":
+                subscriber._reader.close()  # as its death: only the directory is left
+                subscriber = nm.Subscriber(place.storage, tmp_path / "engine", poll=0.1)
+                newest -= 1  # a new one shows the newest again
+            else:
+                for pid in [job.ask("maker")[rank]] if victim == "maker" else job.agents(rank):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+        step += 1
+        while job.ask("publish", step) != [True, True] or job.ask("wait") != ["durable", "durable"]:
+            step += 1
+        for version in subscriber.follow(timeout=60):
+            assert exact(version, out) and version.number > newest, (SEED, version)
+            newest = version.number
+            if version.step == step:
+                break
+        else:
+            pytest.fail(f"seed {SEED}: the last publication did not come")
+    finally:
+        job.kill()
+        subscriber.close()
 
 
 def test_columns_and_copies_of_tensors_are_put_together(place, follower, out):

@@ -22,7 +22,7 @@ from .. import _nebula
 from .._session.engine import Engine
 from .._session.session import Session
 from ..checkpoint import Checkpoint
-from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
+from ..errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaTimeout
 from ..reader import Reader
 from .publication import DELTA, EXTRA, HEAD, PARTS, WEIGHTS, About, Layout, number_of, of_rank, tag_of
 
@@ -34,6 +34,8 @@ CHAINS = 2  # whole publications that stay, with the deltas after them
 LIVE_S = 300.0  # the snapshot of a living trainer is there after this time
 ORPHAN_S = 10.0  # and that of a dead one: no process copies them now, but the agent may have to start
 POLL_S = 0.002
+RANKS_S = 20.0  # of a publication of shards: the other ranks have written theirs so long after this one
+LOOK_S = 0.5  # between looks at whether the agent still has the snapshot
 _UNBOUND = (1 << 64) - 1
 
 
@@ -93,10 +95,14 @@ class Maker:
 
     def _snapshot(self, tag: str, is_over: Callable[[], bool]) -> Checkpoint:
         begun, end = time.monotonic(), math.inf
+        seen = looked = begun
         while (found := self._memory.get_checkpoint(tag)) is None:
             now = time.monotonic()
+            if now - looked > LOOK_S:
+                looked = now
+                seen = now if any(row.tag == tag and row.state != "failed" for row in self._memory.checkpoints()) else seen
             end = min(end, now + ORPHAN_S if is_over() else begun + LIVE_S)
-            if now > end:
+            if now > end or now - seen > ORPHAN_S:
                 raise NebulaError("the trainer has not copied its values")
             time.sleep(POLL_S)
         return found
@@ -127,8 +133,11 @@ class Maker:
         with self._session.checkpoint(tag_of(about.number), -2 if about.ranks else None, metadata=about.stored()) as checkpoint:
             for name, content in files.items():
                 checkpoint.save_bytes(name, content)
-        checkpoint.wait("durable")
+        self._await(checkpoint)
         self._kept.append(about.number)
+
+    def _await(self, checkpoint: Checkpoint) -> None:
+        checkpoint.wait("durable")
 
     def _forget_base(self) -> None:
         if self._base is not None:
@@ -173,13 +182,18 @@ class ShardMaker(Maker):
 
     def publish(self, request: dict[str, Any], is_over: Callable[[], bool]) -> None:
         self._next = request["number"]
-        if request["tag"]:
+        try:
+            if not request["tag"]:
+                self._forget_base()
+                raise NebulaError("it could not take its values")
             super().publish(request, is_over)
-        else:
-            self._forget_base()
-            with self._session.checkpoint(tag_of(self._next), -2) as checkpoint:  # the error makes it fail on all ranks
+        except NebulaTimeout:
+            raise  # the other ranks may still come to it
+        except Exception as failure:  # the other ranks must not wait for this one's part
+            with contextlib.suppress(NebulaError), self._session.checkpoint(tag_of(self._next), -2) as checkpoint:
                 checkpoint.save_bytes(of_rank(DELTA, self._rank), b"")
-                raise NebulaError(f"rank {self._rank} could not take its values")
+                raise NebulaError(f"rank {self._rank} does not publish: {failure}") from failure
+            raise
 
     def _layout(self, data: memoryview) -> Layout:
         return Layout.of_shards(data, self._shards["parts"])
@@ -205,6 +219,14 @@ class ShardMaker(Maker):
         about = self._about(step)
         self._write(about, files)
         return about, Layout(layout.head, parts)
+
+    def _await(self, checkpoint: Checkpoint) -> None:
+        """Waits longer than RANKS_S only if all ranks have written their part: after the death of a maker its rank may not come to this one."""
+        with contextlib.suppress(NebulaTimeout):
+            checkpoint.wait("committed", RANKS_S)
+        if checkpoint.state == "captured":
+            raise NebulaTimeout(f"other ranks have not written their shards {RANKS_S:.0f} s after this one")
+        checkpoint.wait("durable")
 
     def _remove(self, about: About) -> None:
         if self._rank == 0 and about.number == about.first:

@@ -29,8 +29,17 @@ __all__ = ["Publisher", "publish"]
 log = logging.getLogger("nebulaml")
 
 CLOSE_S = 600.0  # a close waits so long for the last publication
+MAKERS = 2  # that may die of a request
 WAIT_S = 60.0  # a call waits so long for the publications before it, if ranks publish shards
 _made = itertools.count()
+
+
+class _Request:
+    """What a maker is asked, and the makers that have had it. A body with the tag "" lets a publication of shards fail."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.body, self.makers = body, 0
+        self.maker: subprocess.Popen[bytes] | None = None
 
 
 class Publisher:
@@ -75,11 +84,11 @@ class Publisher:
         self._session._engine._logged_memory_only = True  # the maker makes it durable
         self._maker: subprocess.Popen[bytes] | None = None
         self._tags = itertools.count(1)
-        self._asked = self._answered = 0
+        self._asked = 0
         self._failure: str | None = None  # of the newest publication that was answered
         self._rest = b""
         self._place: dict[str, str] = {}  # the variables that say a maker's rank
-        self._lines = collections.deque[tuple[int, bytes]]()  # requests without an answer, if no second maker has had them
+        self._requests: list[_Request] = []  # those without an answer
         self._shards: dict[str, Any] | None = None  # of a rank that publishes shards
         self._lock = threading.Lock()
         _living.add(self)
@@ -102,33 +111,33 @@ class Publisher:
             self._hear(0)
             # readers of memory see the tags of all jobs; and one that a failed call has used may hold its values
             tag = f"{self._job}-{next(self._tags)}"
-            request = {"id": self._asked + 1, "tag": tag, "step": step}
+            self._asked += 1
+            request = _Request({"id": self._asked, "tag": tag, "step": step})
+            is_taken = False
             try:
                 parts = self._parts()
                 if self._shards is not None:
-                    request["number"] = self._shards["first"] + self._asked
                     self._await_makers()
                 with self._session.checkpoint(tag) as live:
                     live.save_bytes("weights", parts)
-                self._ask(request)
+                is_taken = True
             except (NebulaConfigError, ValueError):
                 raise
             except (NebulaError, OSError) as failure:
                 log.error("nebula: step %d is not published to %s: %s. Training goes on.", step, config.shown(self._path), failure)
-                if "number" not in request:
+                if self._shards is None:
                     self._forget_maker()
-                else:  # the other ranks must not wait for this one's part
-                    with contextlib.suppress(OSError):
-                        self._ask({**request, "tag": ""})
-                    self._asked += 1
-                return False
-            self._asked += 1
-            return True
+            finally:
+                self._requests.append(request)
+                if not is_taken:
+                    self._give_up(request)
+                self._hand_over()
+            return request in self._requests and request.body["tag"] == tag
 
     def _await_makers(self) -> None:
         """Waits until at most one publication is being made: each needs its snapshot."""
         end = time.monotonic() + WAIT_S
-        while self._asked - self._answered > 1:
+        while len(self._requests) > 1:
             if time.monotonic() > end:
                 raise NebulaTimeout(f"two publications before it are not durable after {WAIT_S:.0f} s")
             self._hear(0.2)
@@ -137,7 +146,7 @@ class Publisher:
         """Returns when the newest publication is durable. Raises NebulaTimeout after so many seconds, and NebulaError if it failed."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
-            while self._answered < self._asked:
+            while self._requests:
                 left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
                 if left <= 0:
                     raise NebulaTimeout(f"the newest publication to {config.shown(self._path)} is not durable after {timeout} s")
@@ -157,20 +166,42 @@ class Publisher:
 
     # -- the maker
 
-    def _ask(self, request: dict[str, Any]) -> None:
-        line = json.dumps(request).encode() + b"\n"
-        try:
-            self._send(line)
-        except BrokenPipeError:  # it has died since the last look
-            self._forget_maker()
-            self._send(line)
-        self._lines.append((request["id"], line))
+    def _hand_over(self) -> None:
+        """Gives the maker the requests that it lacks. Their snapshots are still in memory. A request that two makers have died of is given up."""
+        for _ in range(MAKERS):
+            try:
+                maker = self._started() if self._requests else None
+                for request in [request for request in self._requests if request.maker is not maker]:
+                    if request.makers == MAKERS:
+                        self._failure = "its background process has ended"
+                        self._give_up(request)
+                    if request in self._requests:
+                        self._send(request, maker)
+                return
+            except BrokenPipeError:  # it has died since the last look
+                self._forget_maker()
+            except OSError as failure:
+                log.error("nebula: no background process can be started: %s", failure)
+                self._forget_maker()
+        for request in list(self._requests):
+            self._failure = "no background process takes it"
+            self._give_up(request)
 
-    def _send(self, line: bytes) -> None:
-        maker = self._started()
-        assert maker.stdin is not None
+    def _give_up(self, request: _Request) -> None:
+        """Ends a request without a publication. If ranks publish shards, a maker lets it fail on all, which else wait for this one's part."""
+        if self._shards is not None and request.body["tag"]:
+            request.body["tag"], request.makers, request.maker = "", 0, None
+            return
+        self._requests.remove(request)
+
+    def _send(self, request: _Request, maker: subprocess.Popen[bytes] | None) -> None:
+        assert maker is not None and maker.stdin is not None
+        if self._shards is not None:
+            request.body["number"] = self._shards["first"] + request.body["id"] - 1
+        line = json.dumps(request.body).encode() + b"\n"
         if os.write(maker.stdin.fileno(), line) != len(line):
             raise OSError("the background process takes no more requests")
+        request.makers, request.maker = request.makers + 1, maker
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._maker is not None and self._maker.poll() is not None:
@@ -200,8 +231,7 @@ class Publisher:
         """Takes the answers of the maker, and waits at most so many seconds for one."""
         maker = self._maker
         if maker is None or maker.stdout is None:
-            if self._answered < self._asked:
-                self._ask_again()
+            self._hand_over()
             return
         deadline = time.monotonic() + timeout
         while True:
@@ -214,7 +244,7 @@ class Publisher:
                 continue
             if not got:
                 self._forget_maker()
-                self._ask_again()
+                self._hand_over()
                 return
             *lines, self._rest = (self._rest + got).split(b"\n")
             for line in lines:
@@ -222,23 +252,9 @@ class Publisher:
             if lines:
                 return
 
-    def _ask_again(self) -> None:
-        """Gives the requests without an answer to another maker, once. Their snapshots are still in memory."""
-        lines, self._lines = [line for _, line in self._lines], collections.deque()
-        if self._answered == self._asked:
-            return
-        try:
-            if lines:
-                self._send(b"".join(lines))
-                return
-        except OSError as failure:
-            log.error("nebula: no background process can be started: %s", failure)
-        self._answered, self._failure = self._asked, "its background process has ended"
-
     def _take(self, answer: dict[str, Any]) -> None:
-        self._answered, self._failure = answer["id"], answer.get("error")
-        while self._lines and self._lines[0][0] <= self._answered:
-            self._lines.popleft()
+        self._failure = answer.get("error")
+        self._requests = [request for request in self._requests if request.body["id"] > answer["id"]]
         if self._failure is not None:
             log.error("nebula: step %d is not published to %s: %s", answer["step"], config.shown(self._path), self._failure)
 
@@ -273,7 +289,7 @@ class Publisher:
 
     def _of_shards(self, state: dict[str, Any]) -> dict[str, Any]:
         """Returns the tensors that this rank publishes of a state with DTensors. The first time it agrees with the other ranks on a number."""
-        if self._shards is None and (self._asked or ranks.store() is None):
+        if self._shards is None and (self._asked > 1 or ranks.store() is None):
             raise NebulaConfigError(
                 "DTensors are published by all ranks of a process group, from the first publication on: call "
                 "torch.distributed.init_process_group() before, or publish the full_tensor() of each"
