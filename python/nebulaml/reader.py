@@ -115,7 +115,7 @@ class Reader:
                     log.warning("nebula: follow() cannot look for a newer checkpoint, and goes on trying: %s", error)
                 failure = error
             if found is not None:
-                this = (found.tag, about.get("generation", 0))
+                this = (found.tag, about.get("sequence", 0))
                 if this != last and about.get("sequence", 0) > newest:
                     last, newest = this, about["sequence"]
                     search.taken(found)
