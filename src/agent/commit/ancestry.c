@@ -285,7 +285,8 @@ enum nebula_status ancestry_judge(struct version *version, const struct manifest
                                  "come after it: that checkpoint stays. If two jobs run at once, end one, or give it a path or a `job` name of "
                                  "its own", manifest->run, *manifest->host ? " on host " : "", manifest->host, job->name, version->tag,
                                  version->run);
-        if (!version->is_spread && !strcmp(manifest->run, version->run) && manifest->sequence > version->sequence)
+        if (!version->is_spread && !strcmp(manifest->run, version->run) && manifest->sequence > version->sequence &&
+            manifest->writing >= version->writing)
                 return error_set(error, NEBULA_INVALID, 0, "a later writing of \"%.200s\" by the same run is durable in this storage path%s%.60s",
                                  version->tag, *manifest->host ? ", from host " : "", manifest->host);
         return NEBULA_OK;

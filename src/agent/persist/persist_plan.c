@@ -271,7 +271,7 @@ enum nebula_status plan_take_share(struct plan *plan, struct nebula_error *error
         enum nebula_status status;
         size_t kept = 0;
 
-        if (before->sequence > own->sequence && !strcmp(before->run, own->run))
+        if (before->writing > own->writing && !strcmp(before->run, own->run))
                 return error_set(error, NEBULA_CORRUPT, 0, "a later writing of \"%.150s\" by the same run is durable in storage", own->tag);
         status = find_carried(plan, error);
         if (status)

@@ -105,7 +105,7 @@ static bool drop_version(struct catalogue *catalogue, struct job *job, struct pu
         enum nebula_status status;
 
         for (struct version *version = job->versions; version; version = version->next)
-                if (!strcmp(version->tag, tag) && version->sequence > sequence)
+                if (!strcmp(version->tag, tag) && (version->sequence > sequence || (version_open(version) && version->id != removal->version_id)))
                         return true; /* written again: the removal does not apply to it */
         for (struct version *version = job->versions; version; version = version->next)
                 if (!strcmp(version->tag, tag) && version->pins)

@@ -286,6 +286,25 @@ static void a_version_that_is_read_goes_when_it_is_not_read_any_more(void)
         end();
 }
 
+/* The program saves the tag again before the removal has happened. */
+static void a_removal_leaves_a_version_that_is_being_written_again(void)
+{
+        struct version *version;
+        uint64_t id = 0;
+
+        begin();
+        stage(at("staging"), "a");
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "", at("1"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "a", NEBULA_FILES_ALL_RANKS, &bench.error);
+        id = version ? version->id : 0;
+        catalogue_unlock(&bench.catalogue);
+        REQUIRE(id && !bench_save(&bench, &id, "a", 5) && !ask_removal(&bench, at("1")));
+        CHECK(work(&bench, 9) && look_directory(at("1"), seeds) == '-' && is_stored("a"));
+        end();
+}
+
 static const struct store_ops *stored_ops;
 
 static enum nebula_status refuse_manifest(struct store *store, const struct store_victim *victims, size_t count, struct nebula_error *error)
@@ -711,7 +730,7 @@ TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(neither
          TEST(staged_files_go_when_another_directory_takes_the_place),
          TEST(staged_files_that_a_later_directory_needs_too_stay),
          TEST(a_version_that_storage_does_not_let_go_goes_with_a_later_try),
-         TEST(a_version_that_is_read_goes_when_it_is_not_read_any_more),
+         TEST(a_version_that_is_read_goes_when_it_is_not_read_any_more), TEST(a_removal_leaves_a_version_that_is_being_written_again),
          TEST(a_file_system_that_may_hang_is_not_looked_at_with_the_lock),
          TEST(a_file_that_appears_between_the_look_and_the_lock_is_found),
          TEST(links_and_empty_directories_join_a_directory_that_is_there),
