@@ -90,6 +90,14 @@ def test_two_writings_of_one_tag_are_not_the_same_version():
     assert choose([[second], [first]]) == []
 
 
+def test_nodes_without_shared_storage_compare_the_writings_of_their_run():
+    def of_node(sequence, writing, run="r"):
+        return version(4, sequence) | {"shared": False, "writing": writing, "run": run}
+
+    assert choose([[of_node(40, 1)], [of_node(45, 1)]]) == [of_node(40, 1)]
+    assert choose([[of_node(40, 2)], [of_node(40, 1)]]) == choose([[of_node(40, 1)], [of_node(40, 1, "other")]]) == []
+
+
 def test_a_version_of_which_a_node_that_is_gone_had_a_share_is_not_chosen():
     def share(*ranks):
         return [version(5, 50) | {"world": 3, "ranks": list(ranks)}, version(4, 40)]
