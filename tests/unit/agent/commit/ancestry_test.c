@@ -104,7 +104,7 @@ static void a_run_that_was_started_again_elsewhere_replaces_nothing_of_the_later
                 uint64_t version;
 
                 nodes_init();
-                if (has_older) { /* both nodes write the second generation of the tag */
+                if (has_older) { /* both nodes write the tag again */
                         REQUIRE(enter(&a, &place, "w") && save_durable(&a, "t", 9));
                         client_done(&a);
                 }

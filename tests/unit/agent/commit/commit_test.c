@@ -749,6 +749,25 @@ static void a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts(v
         storage_remove(storage);
 }
 
+/* The clock of the node that wrote the earlier one was ahead. */
+static void of_two_writings_of_one_run_the_one_that_was_begun_later_may_replace_the_other(void)
+{
+        struct manifest stored = { .tag = "t", .number = 1, .writing = 2, .world = 1 };
+        struct version *version;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        version = bench_version(&bench, "t", 1, 2);
+        REQUIRE(version);
+        strcpy(stored.run, version->run);
+        stored.sequence = version->sequence + 1;
+        version->writing = 1;
+        CHECK(ancestry_judge(version, &stored, &bench.error) == NEBULA_INVALID && strstr(bench.error.message, "a later writing"));
+        version->writing = 3;
+        CHECK(!ancestry_judge(version, &stored, &bench.error));
+        bench_done(&bench, true);
+}
+
 static void a_look_at_a_committed_version_begins_nothing(void)
 {
         struct version *first, *second;
@@ -866,6 +885,7 @@ static void files_of_another_run_carry_over_if_this_one_came_after_it(void)
 
 TAP_MAIN(TEST(files_of_ranks_that_are_no_more_do_not_carry_over), TEST(files_of_another_run_carry_over_if_this_one_came_after_it),
          TEST(a_look_at_a_committed_version_begins_nothing),
+         TEST(of_two_writings_of_one_run_the_one_that_was_begun_later_may_replace_the_other),
          TEST(a_failed_removal_by_retention_is_tried_again_after_the_next_version),
          TEST(rules_that_could_not_be_applied_stay_due),
          TEST(a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts),
