@@ -183,7 +183,7 @@ class Job:
 
     def holds_newest(self, number: int) -> bool:
         """Whether the agent has the newest copies of the first two nodes, of the same step."""
-        newest = {node: step for step, node in re.findall(r'holds \w+?(\d+) generation \d+ for node "(node[01])"', self.agent_log(number))}
+        newest = {node: step for step, node in re.findall(r'holds \w+?(\d+) for node "(node[01])"', self.agent_log(number))}
         return len(newest) == 2 and len(set(newest.values())) == 1
 
     def fetched(self, number: int) -> tuple[int, int]:

@@ -97,7 +97,7 @@ static void describe_file(const struct shape *shape, uint32_t rank, uint32_t ind
 /* Measures the record of the last node. */
 static struct result record_of(const struct shape *shape)
 {
-        struct record record = { .tag = "global_step500000", .run = RUN, .number = 1, .generation = 1, .world = shape->ranks, .persisted = 1766312346.9 };
+        struct record record = { .tag = "global_step500000", .run = RUN, .number = 1, .world = shape->ranks, .persisted = 1766312346.9 };
         uint32_t first = shape->ranks - shape->per_node;
         struct result result;
 
@@ -119,7 +119,7 @@ static void add_node(const struct shape *shape, uint32_t first, struct manifest 
         struct manifest_record *record = &manifest->records[manifest->record_count++];
         struct nebula_error error;
 
-        *record = (struct manifest_record){ .size = 10000, .generation = 1, .rank = first, .crc64 = UINT64_MAX / (first + 3) };
+        *record = (struct manifest_record){ .size = 10000, .sequence = 1766312345160000000, .rank = first, .crc64 = UINT64_MAX / (first + 3) };
         writing_name(manifest->job, manifest->run, 1, UINT32_MAX - first, record->writing);
         for (uint32_t rank = first; rank < first + shape->per_node && rank < shape->ranks; rank++)
                 for (uint32_t i = 0; i < shape->files; i++) {
@@ -136,7 +136,7 @@ static void add_node(const struct shape *shape, uint32_t first, struct manifest 
 
 static struct result manifest_of(const struct shape *shape)
 {
-        struct manifest manifest = { .tag = "global_step500000", .run = RUN, .number = 1, .generation = 1, .step = 500000,
+        struct manifest manifest = { .tag = "global_step500000", .run = RUN, .number = 1, .writing = 1, .step = 500000,
                                      .sequence = 1766312345160000000, .world = shape->ranks };
         struct nebula_error failure;
         struct result result;
@@ -157,7 +157,7 @@ static struct announce_of announcement(const struct shape *shape)
 
 static struct result captured_of(const struct shape *shape)
 {
-        struct captured captured = { .of = announcement(shape), .host = "gpu-node-0000.cluster.example", .pid = 4000000, .generation = 1,
+        struct captured captured = { .of = announcement(shape), .host = "gpu-node-0000.cluster.example", .pid = 4000000,
                                      .sequence = 1766312345160000000, .rank_count = shape->per_node };
         struct result result;
 
@@ -171,7 +171,7 @@ static struct result captured_of(const struct shape *shape)
 
 static struct result committed_of(const struct shape *shape)
 {
-        struct committed committed = { .of = announcement(shape), .generation = 1, .sequence = 1766312345160000000, .persist = true,
+        struct committed committed = { .of = announcement(shape), .sequence = 1766312345160000000, .persist = true,
                                        .rank_count = shape->ranks, .node_count = node_count(shape) };
         struct result result;
 

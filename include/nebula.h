@@ -275,7 +275,7 @@ NEBULA_API enum nebula_status nebula_session_unpin(nebula_session *session, cons
  * another job's. NEBULA_NOT_FOUND: storage has none. */
 NEBULA_API enum nebula_status nebula_session_remove(nebula_session *session, const char *tag, struct nebula_error *ret_error);
 
-/* Attaches to `tag`, or begins it. If the tag is already complete, the first save begins a new generation. The
+/* Attaches to `tag`, or begins it. If the tag is already complete, the first save begins another writing. The
  * library reports that to the agent with the first save or commit. Exception: NEBULA_FILES_OPEN with several ranks is
  * reported at once, because their commits wait for this rank's. */
 NEBULA_API enum nebula_status nebula_checkpoint_begin(nebula_session *session, const char *tag,
@@ -351,10 +351,10 @@ NEBULA_API int nebula_checkpoint_passed_over(const nebula_checkpoint *checkpoint
         const char **ret_reason);
 NEBULA_API enum nebula_status nebula_checkpoint_find(nebula_session *session, const char *tag,
         const char *persist_path, nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);
-/* Finds only that version of the tag: `generation` and `sequence` as NEBULA_REPORT_VERSIONS gives them; 0: any. The
+/* Finds only that version of the tag: `sequence` as NEBULA_REPORT_VERSIONS gives it; 0: any. The
  * ranks of several nodes use it to load the version that they agreed on, even if one node has a later version of the
  * tag. */
-NEBULA_API enum nebula_status nebula_checkpoint_find_version(nebula_session *session, const char *tag, uint64_t generation,
+NEBULA_API enum nebula_status nebula_checkpoint_find_version(nebula_session *session, const char *tag,
         uint64_t sequence, const char *persist_path, nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);
 
 /*
@@ -474,7 +474,7 @@ enum nebula_report {
 };
 NEBULA_API enum nebula_status nebula_session_report(nebula_session *session, enum nebula_report report,
         const char *persist_path, char **ret_text, struct nebula_error *ret_error);
-/* One checkpoint as JSON: tag, step, state, error, generation, source, files. */
+/* One checkpoint as JSON: tag, step, state, error, sequence, source, files. */
 NEBULA_API enum nebula_status nebula_checkpoint_report(nebula_checkpoint *checkpoint,
         char **ret_text, struct nebula_error *ret_error);
 NEBULA_API void nebula_text_free(char *text);

@@ -270,13 +270,13 @@ static PyObject *session_find(PyObject *self, PyObject *arguments)
         nebula_checkpoint *checkpoint = NULL;
         struct nebula_error error = { 0 };
         enum nebula_status status;
-        unsigned long long generation = 0, sequence = 0;
+        unsigned long long sequence = 0;
         const char *tag, *persist_path;
 
-        if (!PyArg_ParseTuple(arguments, "sz|KK", &tag, &persist_path, &generation, &sequence))
+        if (!PyArg_ParseTuple(arguments, "sz|K", &tag, &persist_path, &sequence))
                 return NULL;
         Py_BEGIN_ALLOW_THREADS
-        status = nebula_checkpoint_find_version(handle, tag, generation, sequence, persist_path, &checkpoint, &error);
+        status = nebula_checkpoint_find_version(handle, tag, sequence, persist_path, &checkpoint, &error);
         Py_END_ALLOW_THREADS
         return status == NEBULA_OK ? checkpoint_object(self, checkpoint) : nebula_raise(&error);
 }
@@ -476,7 +476,7 @@ static PyMethodDef session_methods[] = {
         { "prepare", session_prepare, METH_VARARGS, "prepare(pickle_size, Ranges): makes memory for such a file in the background" },
         { "begin", session_begin, METH_VARARGS, "begin(tag, file_count) -> Checkpoint" },
         { "latest", session_latest, METH_VARARGS, "latest(persist_path or None) -> Checkpoint" },
-        { "find", session_find, METH_VARARGS, "find(tag, persist_path or None, generation=0, sequence=0) -> Checkpoint" },
+        { "find", session_find, METH_VARARGS, "find(tag, persist_path or None, sequence=0) -> Checkpoint" },
         { "unpublish", session_unpublish, METH_O, "unpublish(path): removes it after all earlier publishes" },
         { "find_published", session_find_published, METH_O, "find_published(path) -> (Checkpoint, name)" },
         { "pin", session_pin, METH_VARARGS, "pin(tag, reason): no rule removes the tag's version from storage" },

@@ -94,7 +94,6 @@ class Reader:
         If storage fails after the first look, it goes on looking. It raises the failure if that lasts until the timeout.
         """
         search = _Search(self._session, every, _rule(best))
-        last: tuple[str, int] | None = None
         newest = 0
         failure: NebulaError | None = None
         has_looked = False
@@ -115,9 +114,8 @@ class Reader:
                     log.warning("nebula: follow() cannot look for a newer checkpoint, and goes on trying: %s", error)
                 failure = error
             if found is not None:
-                this = (found.tag, about.get("generation", 0))
-                if this != last and about.get("sequence", 0) > newest:
-                    last, newest = this, about["sequence"]
+                if about.get("sequence", 0) > newest:
+                    newest = about["sequence"]
                     search.taken(found)
                     yield found
                     until = math.inf if timeout is None else time.monotonic() + timeout

@@ -265,8 +265,8 @@ static bool vouches_for(const struct manifest *manifest, size_t index, const cha
 json_t *check_version(struct store *store, const struct manifest *manifest, const char *only_name, struct check_part *part,
                       struct nebula_error *ret_outage)
 {
-        json_t *version = json_pack("{s:s, s:I, s:b, s:I, s:[], s:[]}", "tag", manifest->tag, "generation",
-                                    (json_int_t)manifest->generation, "ok", 1, "size",
+        json_t *version = json_pack("{s:s, s:I, s:b, s:I, s:[], s:[]}", "tag", manifest->tag, "sequence",
+                                    (json_int_t)manifest->sequence, "ok", 1, "size",
                                     (json_int_t)manifest_size(manifest), "documents", "files");
         uint32_t *order = manifest_files_by_record(manifest);
 
@@ -381,7 +381,7 @@ void check_signatures(struct store *store, const struct manifest *manifest, json
 
 json_t *check_broken(struct store *store, const char *tag, const struct nebula_error *error)
 {
-        json_t *version = json_pack("{s:s, s:I, s:b, s:I, s:[], s:[]}", "tag", tag, "generation", (json_int_t)0, "ok", 0,
+        json_t *version = json_pack("{s:s, s:I, s:b, s:I, s:[], s:[]}", "tag", tag, "sequence", (json_int_t)0, "ok", 0,
                                     "size", (json_int_t)0, "documents", "files");
         char directory[256], key[MANIFEST_KEY_MAX] = "", *path = key;
         struct store_entry entry = { 0 };

@@ -4,7 +4,7 @@
  *
  *     file:    {"name", "path", "size", "ok", "damage": [damage...]}
  *     damage:  {"offset", "size", "message"} and, in a zip image, "records": the names of the damaged records
- *     version: {"tag", "generation", "ok", "size", "documents": [file...], "files": [file...]}
+ *     version: {"tag", "sequence", "ok", "size", "documents": [file...], "files": [file...]}
  *
  * The caller owns every returned object. NULL: an allocation failed.
  */

@@ -49,7 +49,7 @@ static json_t *describe_file(struct store *store, const struct manifest *manifes
 
         manifest_file_path(manifest, file, path, NULL);
         result = json_pack("{s:s, s:s, s:I, s:I, s:I}", "name", file->name, "path", path, "size", (json_int_t)file->size, "rank",
-                           (json_int_t)file->rank, "generation", (json_int_t)manifest_file_generation(manifest, file));
+                           (json_int_t)file->rank, "sequence", (json_int_t)manifest_file_sequence(manifest, file));
 
         for (size_t i = 0; i < record->file_count; i++) {
                 const struct record_file *one = &record->files[i];
@@ -102,11 +102,11 @@ static json_t *describe(struct store *store, const struct manifest *manifest)
                 struct nebula_error error = { 0 };
 
                 if (manifest_load_record(store, manifest, r, &record, &error))
-                        json_array_append_new(ranks, json_pack("{s:I, s:I, s:s}", "rank", (json_int_t)entry->rank, "generation",
-                                                               (json_int_t)entry->generation, "reason", error.message));
+                        json_array_append_new(ranks, json_pack("{s:I, s:I, s:s}", "rank", (json_int_t)entry->rank, "sequence",
+                                                               (json_int_t)entry->sequence, "reason", error.message));
                 for (size_t i = 0; i < record.rank_count; i++)
                         json_array_append_new(ranks, json_pack("{s:I, s:I, s:f, s:f, s:f}", "rank", (json_int_t)record.ranks[i].rank,
-                                                               "generation", (json_int_t)entry->generation, "begun", record.ranks[i].begun,
+                                                               "sequence", (json_int_t)entry->sequence, "begun", record.ranks[i].begun,
                                                                "captured", record.ranks[i].captured, "persisted", record.persisted));
                 for (size_t i = 0; i < manifest->file_count; i++)
                         if (manifest->files[i].record == r)
@@ -114,8 +114,8 @@ static json_t *describe(struct store *store, const struct manifest *manifest)
                 record_done(&record);
         }
         sort_by_name(files);
-        version = json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:f, s:I, s:s, s:o, s:o, s:s?}", "tag", manifest->tag, "state",
-                         nebula_state_name(NEBULA_STATE_DURABLE), "job", manifest->job, "run", manifest->run, "generation", (json_int_t)manifest->generation, "step",
+        version = json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:f, s:I, s:s, s:o, s:o, s:s?}", "tag", manifest->tag, "state",
+                         nebula_state_name(NEBULA_STATE_DURABLE), "job", manifest->job, "run", manifest->run, "sequence", (json_int_t)manifest->sequence, "entry", (json_int_t)manifest->number, "step",
                          (json_int_t)manifest->step, "world", (json_int_t)manifest->world, "committed_at",
                          (double)manifest->sequence / 1e9, "size", (json_int_t)manifest_size(manifest), "path",
                          store->root, "files", files, "ranks", ranks, "pinned", pin ? pin->reason : NULL);
@@ -134,16 +134,24 @@ static int64_t integer(const json_t *object, const char *key)
         return (int64_t)json_integer_value(json_object_get(object, key));
 }
 
+/* The commit of the earlier version that wrote this file or rank; "-": this version did. */
+static const char *origin(const json_t *version, const json_t *row, char text[HUMAN_MAX])
+{
+        int64_t sequence = integer(row, "sequence");
+
+        return sequence == integer(version, "sequence") ? "-" : human_time((double)sequence / 1e9, text);
+}
+
 static void print_files(const json_t *version)
 {
         static const struct table_column columns[] = {
-                { "FILE", TABLE_LEFT, true }, { "RANK", TABLE_RIGHT, false }, { "GEN", TABLE_RIGHT, false },
+                { "FILE", TABLE_LEFT, true }, { "RANK", TABLE_RIGHT, false }, { "FROM", TABLE_LEFT, false },
                 { "SIZE", TABLE_RIGHT, false }, { "FORMAT", TABLE_LEFT, false }, { "RECORDS", TABLE_RIGHT, false },
                 { "CHUNKS", TABLE_RIGHT, false },
         };
         const json_t *files = json_object_get(version, "files");
         struct table *table = table_new(columns, CLI_COUNT(columns));
-        char size[HUMAN_MAX];
+        char size[HUMAN_MAX], text[HUMAN_MAX];
 
         for (size_t i = 0; i < json_array_size(files); i++) {
                 const json_t *file = json_array_get(files, i);
@@ -151,7 +159,7 @@ static void print_files(const json_t *version)
 
                 table_cell(table, STYLE_PLAIN, "%s", text_of(file, "name"));
                 table_cell(table, STYLE_PLAIN, "%" PRId64, integer(file, "rank"));
-                table_cell(table, STYLE_PLAIN, "%" PRId64, integer(file, "generation"));
+                table_cell(table, STYLE_PLAIN, "%s", origin(version, file, text));
                 table_cell(table, STYLE_PLAIN, "%s", human_size((uint64_t)integer(file, "size"), size));
                 table_cell(table, STYLE_PLAIN, "%s", text_of(file, "format"));
                 if (records && json_integer_value(records) >= 0)
@@ -167,7 +175,7 @@ static void print_files(const json_t *version)
 static void print_ranks(const json_t *version)
 {
         static const struct table_column columns[] = {
-                { "RANK", TABLE_RIGHT, false }, { "GEN", TABLE_RIGHT, false }, { "BEGUN", TABLE_LEFT, false },
+                { "RANK", TABLE_RIGHT, false }, { "FROM", TABLE_LEFT, false }, { "BEGUN", TABLE_LEFT, false },
                 { "CAPTURED", TABLE_RIGHT, false }, { "IN STORAGE", TABLE_RIGHT, false },
         };
         const json_t *ranks = json_object_get(version, "ranks");
@@ -179,7 +187,7 @@ static void print_ranks(const json_t *version)
                 double begun = number_of(rank, "begun");
 
                 table_cell(table, STYLE_PLAIN, "%" PRId64, integer(rank, "rank"));
-                table_cell(table, STYLE_PLAIN, "%" PRId64, integer(rank, "generation"));
+                table_cell(table, STYLE_PLAIN, "%s", origin(version, rank, text));
                 if (json_object_get(rank, "reason")) {
                         table_cell(table, STYLE_BAD, "record not sound");
                         table_cell(table, STYLE_PLAIN, "%s", "");
@@ -217,7 +225,7 @@ static void print_version(const json_t *version)
         printf("  committed   %s (%s)\n", human_time(committed, time), human_age(committed, (double)os->wall_ns() / 1e9, age));
         if (step >= 0)
                 printf("  step        %" PRId64 "\n", step);
-        printf("  generation  %" PRId64 "\n", integer(version, "generation"));
+        printf("  entry       %" PRId64 "\n", integer(version, "entry"));
         printf("  world       %" PRId64 "\n", integer(version, "world"));
         if (*text_of(version, "job"))
                 term_print(STYLE_PLAIN, "  job         %s\n", text_of(version, "job"));
@@ -470,16 +478,14 @@ static void print_remembered(const json_t *version)
         char size[HUMAN_MAX];
 
         term_print(STYLE_BOLD, "%s", text_of(version, "tag"));
-        printf("  %s, generation %" PRId64 ", %s, in the agent's memory\n\n",
-               human_size((uint64_t)integer(version, "size"), size), integer(version, "generation"),
-               text_of(version, "state"));
+        printf("  %s, %s, in the agent's memory\n\n", human_size((uint64_t)integer(version, "size"), size), text_of(version, "state"));
         print_files(version);
 }
 
 /* The agent's report in the form of describe(). It has no times of ranks. */
 static json_t *describe_remembered(struct store *store, const json_t *version)
 {
-        static const char *const same[] = { "tag", "job", "run", "generation", "step", "world", "state", "committed_at", "size", "files" };
+        static const char *const same[] = { "tag", "job", "run", "sequence", "step", "world", "state", "committed_at", "size", "files" };
         struct pins pins = { 0 };
         const struct pin *pin = store && !pins_load(store, true, &pins, NULL) ? pins_find(&pins, text_of(version, "tag")) : NULL;
         json_t *body = json_pack("{s:s, s:[], s:s?}", "path", text_of(version, "persist_path"), "ranks", "pinned", pin ? pin->reason : NULL);

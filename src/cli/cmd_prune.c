@@ -136,7 +136,7 @@ static enum nebula_status plan(const struct prune *prune, const struct manifest_
         return status;
 }
 
-/* Whether the agent will write a later generation of this version to storage, perhaps with files of this one. */
+/* Whether the agent will write a later version of the tag to storage, perhaps with files of this one. */
 static bool is_followed(const json_t *report, const struct manifest *manifest)
 {
         const json_t *versions = json_object_get(report, "versions"), *one;
@@ -148,8 +148,8 @@ static bool is_followed(const json_t *report, const struct manifest *manifest)
                                !strcmp(state, nebula_state_name(NEBULA_STATE_CAPTURED));
 
                 if (!strcmp(text_of(one, "tag"), manifest->tag) && !strcmp(text_of(one, "job"), manifest->job) &&
-                    (uint64_t)number_of(one, "generation") > manifest->generation && !lies_in(one, "storage") &&
-                    strcmp(state, nebula_state_name(NEBULA_STATE_FAILED)) && (is_open || lies_in(one, "memory")))
+                    !lies_in(one, "storage") && strcmp(state, nebula_state_name(NEBULA_STATE_FAILED)) &&
+                    (is_open || (lies_in(one, "memory") && (uint64_t)json_integer_value(json_object_get(one, "sequence")) > manifest->sequence)))
                         return true;
         }
         return false;

@@ -327,15 +327,15 @@ static enum nebula_status restore_memory(struct restore *restore, struct cli_age
 }
 
 /* A version in memory has no checksums over all its bytes, so it is not called verified. */
-static int finish(const struct restore *restore, const char *tag, uint64_t generation, bool is_verified, double seconds)
+static int finish(const struct restore *restore, const char *tag, uint64_t sequence, bool is_verified, double seconds)
 {
         const char *source = is_verified ? "storage" : "memory";
         char size[HUMAN_MAX], duration[HUMAN_MAX], speed[HUMAN_MAX];
         size_t count = json_array_size(restore->files);
 
         if (restore->common->json)
-                return cli_print_json(json_pack("{s:s, s:I, s:s, s:I, s:f, s:O}", "tag", tag, "generation",
-                                                (json_int_t)generation, "source", source, "bytes",
+                return cli_print_json(json_pack("{s:s, s:I, s:s, s:I, s:f, s:O}", "tag", tag, "sequence",
+                                                (json_int_t)sequence, "source", source, "bytes",
                                                 (json_int_t)restore->bytes, "seconds", seconds, "files", restore->files),
                                       CLI_OK);
         for (size_t i = 0; i < count; i++)
@@ -398,10 +398,10 @@ static int restore_from_best(struct restore *restore)
         if (status)
                 code = cli_fail(restore->common->json, &error);
         else if (remembered)
-                code = finish(restore, text_of(remembered, "tag"), (uint64_t)number_of(remembered, "generation"), false,
+                code = finish(restore, text_of(remembered, "tag"), (uint64_t)json_integer_value(json_object_get(remembered, "sequence")), false,
                               (double)(os->now_ns() - begun_ns) / 1e9);
         else
-                code = finish(restore, manifest.tag, manifest.generation, true, (double)(os->now_ns() - begun_ns) / 1e9);
+                code = finish(restore, manifest.tag, manifest.sequence, true, (double)(os->now_ns() - begun_ns) / 1e9);
         if (status == NEBULA_BUSY)
                 code = CLI_REFUSED;
         json_decref(remembered);

@@ -114,7 +114,7 @@ static enum nebula_status add_records(struct trace *trace, struct store *store, 
                 status = manifest_load_record(store, manifest, r, &record, error);
                 if (!status) {
                         snprintf(name, sizeof name, "node of rank %u%s", record.ranks[0].rank,
-                                 manifest->records[r].generation == manifest->generation ? "" : " (an earlier writing)");
+                                 manifest->records[r].sequence == manifest->sequence ? "" : " (an earlier writing)");
                         add_name(trace, "process_name", r + 1, 0, name);
                 }
                 for (size_t i = 0; i < record.rank_count && !status; i++)
@@ -210,7 +210,7 @@ static int finish(struct trace *trace, const struct manifest *manifest, const ch
         add_name(trace, "process_name", VERSION_PID, 0, name);
         add_name(trace, "thread_name", VERSION_PID, 0, "life");
         add_piece(trace, manifest->tag, VERSION_PID, 0, trace->begun, trace->ended,
-                  json_pack("{s:I, s:I, s:I, s:s}", "step", (json_int_t)manifest->step, "generation", (json_int_t)manifest->generation, "bytes",
+                  json_pack("{s:I, s:I, s:I, s:s}", "step", (json_int_t)manifest->step, "sequence", (json_int_t)manifest->sequence, "bytes",
                             (json_int_t)manifest_size(manifest), "job", manifest->job));
         sort_events(trace);
         document = json_pack("{s:O, s:s, s:{s:s, s:s}}", "traceEvents", trace->events, "displayTimeUnit", "ms", "otherData", "tag", manifest->tag,

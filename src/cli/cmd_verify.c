@@ -645,7 +645,7 @@ static enum nebula_status check_target(struct verify_target *target, json_t *ver
                 json_t *file = check_lone_file(target->path);
                 json_t *lone = json_pack("{s:s, s:I, s:b, s:I, s:[], s:[]}", "tag", "(no manifest lists this file: checked by its own "
                                                                                     "CRC-32s)",
-                                         "generation", (json_int_t)0, "ok", check_ok(file), "size",
+                                         "sequence", (json_int_t)0, "ok", check_ok(file), "size",
                                          json_integer_value(json_object_get(file, "size")), "documents", "files");
 
                 json_array_append_new(json_object_get(lone, "files"), file);

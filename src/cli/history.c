@@ -17,10 +17,10 @@
 #define FIELDS_MAX 32
 
 /* Some numbers are only read because a field that is none shows a line that was cut. */
-static const char *const wanted[] = { "tag", "step", "generation", "world", "files", "size_bytes", "result", "blocked_ms", "copy_ms", "capture_cpu_ms",
+static const char *const wanted[] = { "tag", "step", "sequence", "world", "files", "size_bytes", "result", "blocked_ms", "copy_ms", "capture_cpu_ms",
                                       "faults", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s", "stopped", "stepped", "read",
                                       "read_step", "written_bytes", "read_tier" };
-enum column { TAG, STEP, GENERATION, WORLD, FILES, SIZE, RESULT, BLOCKED, COPY, CPU, FAULTS, BEGUN, CAPTURED, COMMITTED, DURABLE, PERSIST, RATE, STOPPED, STEPPED, READ,
+enum column { TAG, STEP, SEQUENCE, WORLD, FILES, SIZE, RESULT, BLOCKED, COPY, CPU, FAULTS, BEGUN, CAPTURED, COMMITTED, DURABLE, PERSIST, RATE, STOPPED, STEPPED, READ,
               READ_STEP, WRITTEN, READ_TIER, COLUMNS };
 
 const char *const history_tier_names[HISTORY_TIERS] = { "unknown", "memory", "peer", "storage" };
@@ -83,7 +83,7 @@ static bool read_numbers(char *const *fields, size_t count, const int places[COL
                 if (c == TAG || c == RESULT || c == READ_TIER)
                         continue;
                 ret_numbers[c] = strtod(field, &end);
-                if (*end || !isfinite(ret_numbers[c]) || fabs(ret_numbers[c]) >= 1e18)
+                if (*end || !isfinite(ret_numbers[c]) || fabs(ret_numbers[c]) >= 9e18)
                         return false;
         }
         return true;
@@ -108,7 +108,7 @@ static bool read_row(char *line, const int places[COLUMNS], size_t column_count,
                 return false;
         *row = (struct history_row){
                 .step = (int64_t)numbers[STEP],
-                .generation = (uint64_t)fabs(numbers[GENERATION]),
+                .sequence = (uint64_t)fabs(numbers[SEQUENCE]),
                 .size = (uint64_t)fabs(numbers[SIZE]),
                 .blocked_s = numbers[BLOCKED] / 1e3,
                 .persist_s = numbers[PERSIST],
@@ -160,8 +160,8 @@ static int by_writing(const void *a, const void *b)
         const struct history_row *x = a, *y = b;
         int order = strcmp(x->tag, y->tag);
 
-        if (order || x->generation != y->generation)
-                return order ? order : x->generation < y->generation ? -1 : 1;
+        if (order || x->sequence != y->sequence)
+                return order ? order : x->sequence < y->sequence ? -1 : 1;
         return (x->committed > y->committed) - (x->committed < y->committed);
 }
 
@@ -172,10 +172,10 @@ static int by_begin(const void *a, const void *b)
         return (x->begun > y->begun) - (x->begun < y->begun);
 }
 
-/* Whether two rows are shares of one writing: they have the same commit time, or nothing else distinguishes them. */
+/* Whether two rows are shares of one version: a version that was not committed has no sequence. */
 static bool is_share(const struct history_row *row, const struct history_row *other)
 {
-        return !strcmp(row->tag, other->tag) && row->generation == other->generation && row->step == other->step &&
+        return !strcmp(row->tag, other->tag) && row->sequence == other->sequence && row->step == other->step &&
                (fabs(row->committed - other->committed) < 60 || fabs(row->begun - other->begun) < 60);
 }
 

@@ -18,7 +18,7 @@ extern const char *const history_tier_names[HISTORY_TIERS];
 struct history_row {
         char tag[256], result[32];
         int64_t step; /* -1: none */
-        uint64_t generation, size;
+        uint64_t sequence, size;
         double blocked_s, persist_s;
         double begun, captured, committed, durable; /* seconds since 1970; 0: not reached */
         double stopped, stepped, read;              /* the same; 0: unknown */

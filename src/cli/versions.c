@@ -21,12 +21,12 @@
 #include "store/scan.h"
 #include "sum/sum.h"
 
-static struct version *find(struct versions *versions, const char *tag, const char *job, uint64_t generation)
+static struct version *find(struct versions *versions, const char *tag, const char *job, uint64_t sequence)
 {
         for (size_t i = 0; i < versions->count; i++) {
                 struct version *one = &versions->list[i];
 
-                if (one->generation == generation && !strcmp(one->tag, tag) && !strcmp(one->job, job))
+                if (one->sequence == sequence && !strcmp(one->tag, tag) && !strcmp(one->job, job))
                         return one;
         }
         return NULL;
@@ -40,7 +40,7 @@ static void add_manifest(struct versions *versions, const struct manifest *manif
         snprintf(version->job, sizeof version->job, "%s", manifest->job);
         snprintf(version->state, sizeof version->state, "%s", nebula_state_name(NEBULA_STATE_DURABLE));
         version->step = manifest->step;
-        version->generation = manifest->generation;
+        version->number = manifest->number;
         version->size = manifest_size(manifest);
         version->written = manifest_written(manifest);
         version->file_count = manifest_count(manifest);
@@ -59,8 +59,8 @@ static void add_report(struct versions *versions, const json_t *report)
 {
         const char *tag = text_of(report, "tag"), *job = text_of(report, "job");
         const json_t *step = json_object_get(report, "step");
-        uint64_t generation = (uint64_t)number_of(report, "generation");
-        struct version *version = find(versions, tag, job, generation);
+        uint64_t sequence = (uint64_t)json_integer_value(json_object_get(report, "sequence"));
+        struct version *version = sequence ? find(versions, tag, job, sequence) : NULL;
         struct document_reader reader = { .kind = "report" };
 
         if (!*tag)
@@ -70,7 +70,6 @@ static void add_report(struct versions *versions, const json_t *report)
                 snprintf(version->tag, sizeof version->tag, "%s", tag);
                 snprintf(version->job, sizeof version->job, "%s", job);
                 version->step = json_is_integer(step) ? (int64_t)json_integer_value(step) : -1;
-                version->generation = generation;
                 version->size = (uint64_t)number_of(report, "size");
                 version->file_count = json_array_size(json_object_get(report, "files"));
                 version->committed = number_of(report, "committed_at");
@@ -78,7 +77,7 @@ static void add_report(struct versions *versions, const json_t *report)
                 version->in_storage = lies_in(report, "storage");
                 version->written = version->in_storage ? (uint64_t)number_of(report, "written") : version->size;
                 snprintf(version->state, sizeof version->state, "%s", text_of(report, "state"));
-                version->sequence = (uint64_t)json_integer_value(json_object_get(report, "sequence"));
+                version->sequence = sequence;
                 line_parse(&reader, report, &version->line);
         }
         version->in_memory = lies_in(report, "memory");
@@ -361,12 +360,14 @@ json_t *versions_json(const struct versions *versions)
                 if (one->in_storage)
                         json_array_append_new(where, json_string("storage"));
                 row = json_pack("{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:I, s:f, s:o, s:b, s:s, s:s?}", "tag", one->tag, "job",
-                                                one->job, "step", (json_int_t)one->step, "generation",
-                                                (json_int_t)one->generation, "state", one->state, "size",
+                                                one->job, "step", (json_int_t)one->step, "sequence",
+                                                (json_int_t)one->sequence, "state", one->state, "size",
                                                 (json_int_t)one->size, "written", (json_int_t)one->written, "file_count", (json_int_t)one->file_count,
                                                 "committed_at", one->committed, "where", where, "abandoned", one->is_abandoned, "reason",
                                                 one->error, "pinned", pin ? pin->reason : NULL);
                 line_format(&one->line, row);
+                if (one->number)
+                        json_object_set_new(row, "entry", json_integer((json_int_t)one->number));
                 json_object_set_new(row, "verified_at", one->verified_at > 0 ? json_real(one->verified_at) : json_null());
                 json_object_set_new(row, "verified_ok", one->verified_at > 0 ? json_boolean(one->verified_ok) : json_null());
                 if (versions->metrics && versions->metrics[i]) {
@@ -478,8 +479,8 @@ void versions_print(const struct versions *versions, size_t first)
         for (size_t i = first; i < versions->count; i++) {
                 const struct version *one = &versions->list[i];
 
-                if (one->generation > 1)
-                        table_cell(table, STYLE_PLAIN, "%s (g%" PRIu64 ")", one->tag, one->generation);
+                if (one->number > 1)
+                        table_cell(table, STYLE_PLAIN, "%s (entry %" PRIu64 ")", one->tag, one->number);
                 else
                         table_cell(table, STYLE_PLAIN, "%s", one->tag);
                 if (one->step < 0)

@@ -15,12 +15,13 @@
 struct version {
         char tag[256], job[256];
         int64_t step; /* -1: none */
-        uint64_t generation, size, written; /* written: bytes that had to be sent to storage; equals `size` until the version is there */
+        uint64_t number, size, written; /* number: its entry in the tag's log; 0: it is not in storage.
+                                         * written: bytes that had to be sent to storage; equals `size` until the version is there */
         size_t file_count;
         char state[16]; /* a state of nebula.h */
         double committed; /* seconds since 1970; 0: not yet */
         double moved;     /* when it was committed; if it was not, when it was begun */
-        uint64_t sequence;
+        uint64_t sequence; /* 0: not committed yet */
         struct line line;
         bool in_memory, in_storage, is_abandoned; /* is_abandoned: its job has gone back to an earlier step */
         double verified_at; /* when it was verified as a whole, seconds since 1970; 0: never */

@@ -45,7 +45,7 @@ void checkpoint_saved(struct nebula_checkpoint *checkpoint, bool is_committed)
         atomic_store(&checkpoint->saved_version_id,
                      is_committed || checkpoint->file_count > 0 ? 0 : atomic_load(&checkpoint->version_id));
         if (is_committed || checkpoint->file_count > 0)
-                atomic_store(&checkpoint->done_generation, atomic_load(&checkpoint->begun_generation));
+                atomic_store(&checkpoint->done_writing, atomic_load(&checkpoint->begun_writing));
 }
 
 enum nebula_status checkpoint_check(const struct nebula_checkpoint *checkpoint, struct nebula_error *error)
@@ -64,15 +64,15 @@ static void know_begun(struct nebula_checkpoint *checkpoint, const struct client
 {
         const struct ipc_begun *begun = wire->frame.payload;
 
-        atomic_store(&checkpoint->begun_generation, begun->generation);
+        atomic_store(&checkpoint->begun_writing, begun->writing);
         checkpoint_know(checkpoint, begun->version_id, wire->agent_nonce);
 }
 
-/* done_generation not 0: only finds a version that the agent has. */
-static enum nebula_status begin(struct nebula_checkpoint *checkpoint, uint64_t done_generation, struct client_wire *wire,
+/* done_writing not 0: only finds a version that the agent has. */
+static enum nebula_status begin(struct nebula_checkpoint *checkpoint, uint64_t done_writing, struct client_wire *wire,
                                 bool *ret_broken, struct nebula_error *error)
 {
-        struct ipc_begin request = { .file_count = checkpoint->file_count, .generation = done_generation };
+        struct ipc_begin request = { .file_count = checkpoint->file_count, .writing = done_writing };
         enum nebula_status status;
 
         memcpy(request.tag, checkpoint->tag, sizeof request.tag);
@@ -82,11 +82,11 @@ static enum nebula_status begin(struct nebula_checkpoint *checkpoint, uint64_t d
         return status;
 }
 
-/* done_generation not 0: an older generation of the tag is NEBULA_NOT_FOUND. */
-static enum nebula_status find_again(struct nebula_checkpoint *checkpoint, uint64_t done_generation, struct client_wire *wire,
+/* done_writing not 0: an earlier writing of the tag, or one of another run, is NEBULA_NOT_FOUND. */
+static enum nebula_status find_again(struct nebula_checkpoint *checkpoint, uint64_t done_writing, struct client_wire *wire,
                                      bool *ret_broken, struct nebula_error *error)
 {
-        struct ipc_find request = { .generation = done_generation ? 0 : checkpoint->generation };
+        struct ipc_find request = { .sequence = done_writing ? 0 : checkpoint->sequence };
         const struct ipc_found *found;
         enum nebula_status status;
 
@@ -96,21 +96,21 @@ static enum nebula_status find_again(struct nebula_checkpoint *checkpoint, uint6
         if (status != NEBULA_OK)
                 return status;
         found = wire->frame.payload;
-        if (found->generation < done_generation)
-                return error_set(error, NEBULA_NOT_FOUND, 0, "storage has only an earlier writing of this tag");
+        if (found->writing < done_writing)
+                return error_set(error, NEBULA_NOT_FOUND, 0, "there is only an earlier writing of this tag, or one of another run");
         checkpoint_know(checkpoint, found->version_id, wire->agent_nonce);
         return NEBULA_OK;
 }
 
 /* The agent may have dropped the version from memory after it was durable, or have ended with the only copy.
  * Beginning the tag again would make a version without files that no rank would ever commit. */
-static enum nebula_status look_again(struct nebula_checkpoint *checkpoint, uint64_t done_generation, struct client_wire *wire,
+static enum nebula_status look_again(struct nebula_checkpoint *checkpoint, uint64_t done_writing, struct client_wire *wire,
                                      bool *ret_broken, struct nebula_error *error)
 {
-        enum nebula_status status = begin(checkpoint, done_generation, wire, ret_broken, error);
+        enum nebula_status status = begin(checkpoint, done_writing, wire, ret_broken, error);
 
         if (status == NEBULA_NOT_FOUND)
-                status = find_again(checkpoint, done_generation, wire, ret_broken, error);
+                status = find_again(checkpoint, done_writing, wire, ret_broken, error);
         return status != NEBULA_NOT_FOUND ? status :
                error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.200s\" was committed, and neither memory nor storage has it any more",
                          checkpoint->tag);
@@ -119,14 +119,14 @@ static enum nebula_status look_again(struct nebula_checkpoint *checkpoint, uint6
 enum nebula_status checkpoint_renew(struct nebula_checkpoint *checkpoint, struct client_wire *wire, bool *ret_broken,
                                     struct nebula_error *error)
 {
-        uint64_t done_generation = atomic_load(&checkpoint->done_generation);
+        uint64_t done_writing = atomic_load(&checkpoint->done_writing);
 
         *ret_broken = false;
         if (checkpoint_is_known(checkpoint, wire))
                 return NEBULA_OK;
         if (atomic_load(&checkpoint->is_found))
                 return find_again(checkpoint, 0, wire, ret_broken, error);
-        return done_generation ? look_again(checkpoint, done_generation, wire, ret_broken, error) :
+        return done_writing ? look_again(checkpoint, done_writing, wire, ret_broken, error) :
                                  begin(checkpoint, 0, wire, ret_broken, error);
 }
 
@@ -151,7 +151,7 @@ void checkpoint_know_image(struct nebula_checkpoint *checkpoint, const struct cl
         if (granted) /* otherwise there was no answer */
                 version_id = is_granted ? granted->version_id : ipc_refused_version(&wire->frame);
         if (is_granted)
-                atomic_store(&checkpoint->begun_generation, granted->generation);
+                atomic_store(&checkpoint->begun_writing, granted->writing);
         if (version_id)
                 checkpoint_know(checkpoint, version_id, wire->agent_nonce);
 }

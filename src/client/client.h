@@ -180,10 +180,10 @@ struct nebula_checkpoint {
          * count, which is never complete too early */
         _Atomic uint64_t saved_version_id, saved_agent_nonce;
         _Atomic uint64_t saved_flush;    /* flushes.begun at the last save */
-        _Atomic uint64_t begun_generation; /* the generation of the tag at which the agent began it */
-        /* The generation once the version is committed, or may be because it has a file count. Requests then only
+        _Atomic uint64_t begun_writing;  /* its number among the writings of the tag by this run, from the agent */
+        /* The same once the version is committed, or may be because it has a file count. Requests then only
          * look it up and begin nothing. 0: not since the last save */
-        _Atomic uint64_t done_generation;
+        _Atomic uint64_t done_writing;
         atomic_bool is_torn;             /* files were lost: an agent ended, and the next one does not know them */
         int64_t file_count;
         atomic_bool is_found;            /* a search found it; this session did not begin it */
@@ -193,7 +193,7 @@ struct nebula_checkpoint {
         bool is_open_ended;
         _Atomic uint32_t user_count;     /* the caller, and each copy in progress */
         char persist_path[IPC_PATH_MAX]; /* the storage path where it was found; "": the session's */
-        uint64_t generation;             /* of the version that was found */
+        uint64_t sequence;               /* of the version that was found */
         struct ipc_passed *passed;       /* checkpoints that the search skipped; NULL: none */
         uint32_t passed_count;
         char tag[IPC_NAME_MAX];

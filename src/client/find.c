@@ -16,7 +16,7 @@ struct nebula_checkpoint *checkpoint_found(nebula_session *session, const struct
         checkpoint->file_count = NEBULA_FILES_OPEN; /* in case the caller adds files to it */
         checkpoint->is_found = checkpoint->is_open_ended = true;
         checkpoint->user_count = 1;
-        checkpoint->generation = found->generation;
+        checkpoint->sequence = found->sequence;
         memcpy(checkpoint->tag, found->tag, sizeof checkpoint->tag);
         if (found->passed_count) {
                 checkpoint->passed = calloc(found->passed_count, sizeof *checkpoint->passed);
@@ -31,11 +31,11 @@ struct nebula_checkpoint *checkpoint_found(nebula_session *session, const struct
         return checkpoint;
 }
 
-static enum nebula_status find(nebula_session *session, const char *tag, uint64_t generation, uint64_t sequence,
+static enum nebula_status find(nebula_session *session, const char *tag, uint64_t sequence,
                                const char *persist_path, nebula_checkpoint **ret_checkpoint, struct nebula_error *error)
 {
         struct client_wire wire = { .fd = -1 };
-        struct ipc_find request = { .generation = generation, .sequence = sequence };
+        struct ipc_find request = { .sequence = sequence };
         struct client_call call = {
                 .type = IPC_FIND, .request = &request, .size = sizeof request, .timeout_ms = -1,
         };
@@ -69,7 +69,7 @@ enum nebula_status nebula_checkpoint_latest(nebula_session *session, const char 
         if (!session || !ret_checkpoint)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_latest needs a session and a place for "
                                  "the checkpoint");
-        return find(session, NULL, 0, 0, persist_path, ret_checkpoint, ret_error);
+        return find(session, NULL, 0, persist_path, ret_checkpoint, ret_error);
 }
 
 int nebula_checkpoint_passed_over(const nebula_checkpoint *checkpoint, uint32_t index, const char **ret_tag, const char **ret_reason)
@@ -84,11 +84,10 @@ int nebula_checkpoint_passed_over(const nebula_checkpoint *checkpoint, uint32_t 
 enum nebula_status nebula_checkpoint_find(nebula_session *session, const char *tag, const char *persist_path,
                                           nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error)
 {
-        return nebula_checkpoint_find_version(session, tag, 0, 0, persist_path, ret_checkpoint, ret_error);
+        return nebula_checkpoint_find_version(session, tag, 0, persist_path, ret_checkpoint, ret_error);
 }
 
-enum nebula_status nebula_checkpoint_find_version(nebula_session *session, const char *tag, uint64_t generation,
-                                                  uint64_t sequence, const char *persist_path,
+enum nebula_status nebula_checkpoint_find_version(nebula_session *session, const char *tag, uint64_t sequence, const char *persist_path,
                                                   nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error)
 {
         enum nebula_status status;
@@ -98,5 +97,5 @@ enum nebula_status nebula_checkpoint_find_version(nebula_session *session, const
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_checkpoint_find needs a session, a tag and a place "
                                  "for the checkpoint");
         status = name_encode(tag, encoded, ret_error);
-        return status == NEBULA_OK ? find(session, tag, generation, sequence, persist_path, ret_checkpoint, ret_error) : status;
+        return status == NEBULA_OK ? find(session, tag, sequence, persist_path, ret_checkpoint, ret_error) : status;
 }

@@ -438,8 +438,8 @@ static enum nebula_status save(struct plan *plan, struct nebula_error *error)
 
         copies_begin(session, plan->checkpoint->tag, plan->name);
         atomic_store(&plan->checkpoint->is_given_up, false);
-        /* A save to a checkpoint that was found begins a new generation. So does one to a checkpoint that a different agent has now. */
-        is_elsewhere = atomic_exchange(&plan->checkpoint->done_generation, 0) &&
+        /* A save to a checkpoint that was found begins another writing. So does one to a checkpoint that a different agent has now. */
+        is_elsewhere = atomic_exchange(&plan->checkpoint->done_writing, 0) &&
                        atomic_load(&plan->checkpoint->agent_nonce) != atomic_load(&plan->checkpoint->saved_agent_nonce);
         if (atomic_exchange(&plan->checkpoint->is_found, false) || is_elsewhere)
                 checkpoint_know(plan->checkpoint, 0, 0);

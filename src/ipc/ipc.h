@@ -24,7 +24,7 @@
 
 #include "nebula.h"
 
-#define IPC_VERSION 17u
+#define IPC_VERSION 18u
 #define IPC_OTHER_VERSION 71 /* EPROTO: the errno of the answer to a HELLO of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
@@ -119,12 +119,12 @@ struct ipc_welcome {
 };
 struct ipc_begin {
         int64_t file_count;
-        uint64_t generation; /* not 0: begins nothing; takes a version that the agent has, of this generation or later */
+        uint64_t writing; /* not 0: begins nothing; takes a version of this run that the agent has, of this writing of the tag or a later one */
         char tag[IPC_NAME_MAX];
 };
 struct ipc_begun {
         uint64_t version_id;
-        uint64_t generation; /* so far: the agent may raise it when it has read storage */
+        uint64_t writing; /* so far: the agent may raise it when it has read storage */
 };
 enum ipc_format { IPC_FORMAT_ZIP = 0, IPC_FORMAT_RAW = 1 };
 struct ipc_image {
@@ -137,8 +137,8 @@ struct ipc_image {
 };
 struct ipc_granted {
         uint64_t image_id;
-        uint64_t version_id;     /* differs from the request's if this request began a version or a new generation */
-        uint64_t generation;     /* as begun */
+        uint64_t version_id;     /* differs from the request's if this request began a version */
+        uint64_t writing;        /* as begun */
         uint64_t capacity_bytes; /* of the fd: at least `size`, whole pages */
         uint32_t live_count;
         uint32_t lacks_pages;    /* the image is new, and the client makes its pages before it writes to them (capture_make_pages) */
@@ -190,7 +190,7 @@ struct ipc_state {
         uint32_t state, unused;
 };
 struct ipc_find {
-        uint64_t generation, sequence;   /* of the tag: only this version; 0: any */
+        uint64_t sequence;               /* of the tag: only this version; 0: any */
         char persist_path[IPC_PATH_MAX]; /* "" = the session's */
         char tag[IPC_NAME_MAX];          /* "" = the newest */
 };
@@ -202,7 +202,8 @@ struct ipc_passed {
 };
 struct ipc_found {
         uint64_t version_id;
-        uint64_t generation;
+        uint64_t sequence;
+        uint64_t writing; /* of the tag, if the session's run wrote the version; else 0 */
         int64_t step; /* -1: the tag contains no step */
         uint32_t state, passed_count; /* passed_count: how many skipped checkpoints are listed */
         char tag[IPC_NAME_MAX];

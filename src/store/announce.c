@@ -82,7 +82,7 @@ bool announce_name_parse(const char *name, struct announce_name *ret_name)
         if (!at || *at != 'w' || strspn(at + 1, hex) != WRITING_RUN_CHARS - 1 || at[WRITING_RUN_CHARS] != '-')
                 return false;
         at += WRITING_RUN_CHARS + 1;
-        if (!take_number(&at, DOCUMENT_GENERATION_MAX, is_captured ? '-' : '.', &parsed.number))
+        if (!take_number(&at, DOCUMENT_NUMBER_MAX, is_captured ? '-' : '.', &parsed.number))
                 return false;
         snprintf(parsed.writing, sizeof parsed.writing, "%.*s-", (int)(at - writing) - 1, writing);
         if (!is_captured)
@@ -98,12 +98,11 @@ bool announce_name_parse(const char *name, struct announce_name *ret_name)
         return true;
 }
 
-static json_t *begin(const char *kind, const struct announce_of *of, uint64_t generation, uint64_t sequence)
+static json_t *begin(const char *kind, const struct announce_of *of, uint64_t sequence)
 {
         json_t *body = document_new(kind);
-        json_t *head = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I}", "tag", of->tag, "job", of->job, "run", of->run, "writing",
-                                 (json_int_t)of->writing, "world", (json_int_t)of->world, "generation", (json_int_t)generation,
-                                 "sequence", (json_int_t)sequence);
+        json_t *head = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I}", "tag", of->tag, "job", of->job, "run", of->run, "writing",
+                                 (json_int_t)of->writing, "world", (json_int_t)of->world, "sequence", (json_int_t)sequence);
 
         if (!body || !head || json_object_update(body, head)) {
                 json_decref(body);
@@ -113,10 +112,10 @@ static json_t *begin(const char *kind, const struct announce_of *of, uint64_t ge
         return body;
 }
 
-static enum nebula_status finish(json_t *body, bool failed, const struct announce_of *of, uint64_t generation, uint64_t sequence,
+static enum nebula_status finish(json_t *body, bool failed, const struct announce_of *of, uint64_t sequence,
                                  char **ret_text, size_t *ret_size, struct nebula_error *error)
 {
-        enum nebula_status status = document_check_numbers(of->tag, generation, sequence, error);
+        enum nebula_status status = document_check_numbers(of->tag, of->writing, sequence, error);
 
         if (!status)
                 status = failed ? error_set(error, NEBULA_INVALID, 0, "cannot announce \"%s\": a name is not UTF-8, or memory is out",
@@ -128,7 +127,7 @@ static enum nebula_status finish(json_t *body, bool failed, const struct announc
 
 enum nebula_status captured_format(const struct captured *captured, char **ret_text, size_t *ret_size, struct nebula_error *error)
 {
-        json_t *body = begin("captured", &captured->of, captured->generation, captured->sequence);
+        json_t *body = begin("captured", &captured->of, captured->sequence);
         json_t *ranks = json_array();
         int failed = !body || !ranks;
 
@@ -139,12 +138,12 @@ enum nebula_status captured_format(const struct captured *captured, char **ret_t
                  json_object_set_new(body, "pid", json_integer(captured->pid)) ||
                  (captured->goes_back && json_object_set_new(body, "after", json_integer(captured->after))) || json_object_set(body, "ranks", ranks);
         json_decref(ranks);
-        return finish(body, failed, &captured->of, captured->generation, captured->sequence, ret_text, ret_size, error);
+        return finish(body, failed, &captured->of, captured->sequence, ret_text, ret_size, error);
 }
 
 enum nebula_status committed_format(const struct committed *committed, char **ret_text, size_t *ret_size, struct nebula_error *error)
 {
-        json_t *body = begin("committed", &committed->of, committed->generation, committed->sequence);
+        json_t *body = begin("committed", &committed->of, committed->sequence);
         json_t *ranks = json_array();
         int failed = !body || !ranks;
 
@@ -155,21 +154,17 @@ enum nebula_status committed_format(const struct committed *committed, char **re
                  (*committed->given_up && json_object_set_new(body, "given_up", json_string(committed->given_up))) ||
                  json_object_set(body, "ranks", ranks);
         json_decref(ranks);
-        return finish(body, failed, &committed->of, committed->generation, committed->sequence, ret_text, ret_size, error);
+        return finish(body, failed, &committed->of, committed->sequence, ret_text, ret_size, error);
 }
 
-static void parse_head(struct document_reader *reader, const json_t *body, struct announce_of *of, uint64_t *generation,
-                       uint64_t *sequence)
+static void parse_head(struct document_reader *reader, const json_t *body, struct announce_of *of, uint64_t *sequence)
 {
         document_text(reader, body, "tag", 0, of->tag, sizeof of->tag);
         document_text(reader, body, "job", 1, of->job, sizeof of->job);
         document_text(reader, body, "run", 1, of->run, sizeof of->run);
-        of->writing = document_u64(reader, body, "writing", DOCUMENT_GENERATION_MAX);
+        of->writing = document_writing(reader, body);
         of->world = document_world(reader, body);
-        *generation = document_generation(reader, body, UINT64_MAX);
         *sequence = document_sequence(reader, body);
-        if (!reader->status && !of->writing)
-                document_wrong(reader, "writing", "is 0");
 }
 
 /* Reads one rank of the list: an integer above the rank before it and below the world. */
@@ -209,7 +204,7 @@ enum nebula_status captured_parse(const char *text, size_t size, struct captured
 
         if (status)
                 return status;
-        parse_head(&reader, body, &captured.of, &captured.generation, &captured.sequence);
+        parse_head(&reader, body, &captured.of, &captured.sequence);
         document_text(&reader, body, "host", 1, captured.host, sizeof captured.host);
         captured.pid = (uint32_t)document_u64(&reader, body, "pid", UINT32_MAX);
         captured.goes_back = json_object_get(body, "after") != NULL;
@@ -248,7 +243,7 @@ enum nebula_status committed_parse(const char *text, size_t size, struct committ
 
         if (status)
                 return status;
-        parse_head(&reader, body, &committed.of, &committed.generation, &committed.sequence);
+        parse_head(&reader, body, &committed.of, &committed.sequence);
         line_parse(&reader, body, &committed.line);
         if (!reader.status && line_began(&committed.line) > committed.sequence) /* such a manifest could not be read */
                 document_wrong(&reader, "line", "began after this version");

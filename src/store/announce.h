@@ -32,7 +32,7 @@ struct captured {
         struct announce_of of;
         char host[256];
         uint32_t pid;                  /* of the lowest of its ranks */
-        uint64_t generation, sequence; /* generation: that this agent would give it; sequence: when it captured, ns since 1970 */
+        uint64_t sequence;             /* when it captured, ns since 1970 */
         bool goes_back;                /* to step `after`, as far as this node knows: begins a new line (line.h) */
         int64_t after;
         struct captured_rank *ranks;   /* ascending */
@@ -40,7 +40,7 @@ struct captured {
 };
 struct committed {
         struct announce_of of;
-        uint64_t generation, sequence;
+        uint64_t sequence;
         struct line line;
         bool persist;    /* every node must make it durable; else a `wanted` document may follow */
         uint32_t *ranks; /* the ranks whose records make up the version, ascending */

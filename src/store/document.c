@@ -210,19 +210,19 @@ int64_t document_step(struct document_reader *reader, const json_t *object, cons
         return (int64_t)json_integer_value(value);
 }
 
-enum nebula_status document_check_numbers(const char *tag, uint64_t generation, uint64_t sequence, struct nebula_error *error)
+enum nebula_status document_check_numbers(const char *tag, uint64_t writing, uint64_t sequence, struct nebula_error *error)
 {
-        if (generation && generation <= DOCUMENT_GENERATION_MAX && sequence && sequence <= DOCUMENT_SEQUENCE_MAX)
+        if (writing && writing <= DOCUMENT_NUMBER_MAX && sequence && sequence <= DOCUMENT_SEQUENCE_MAX)
                 return NEBULA_OK;
         return error_set(error, NEBULA_INVALID, 0,
-                         "\"%.200s\" would get generation %" PRIu64 " and sequence %" PRIu64 ", which no reader takes: what lies in "
+                         "\"%.200s\" would get writing %" PRIu64 " and sequence %" PRIu64 ", which no reader takes: what lies in "
                          "storage under that tag holds impossible numbers; remove it there, or save under another tag",
-                         tag, generation, sequence);
+                         tag, writing, sequence);
 }
 
 enum nebula_status document_check_number(const char *tag, uint64_t number, struct nebula_error *error)
 {
-        if (number && number <= DOCUMENT_GENERATION_MAX)
+        if (number && number <= DOCUMENT_NUMBER_MAX)
                 return NEBULA_OK;
         return error_set(error, NEBULA_INVALID, 0,
                          "\"%.200s\" would get entry %" PRIu64 " of its log, which no reader takes: what lies in storage under that tag holds an "
@@ -243,14 +243,14 @@ uint64_t document_sequence(struct document_reader *reader, const json_t *object)
         return read_positive(reader, object, "sequence", DOCUMENT_SEQUENCE_MAX);
 }
 
-uint64_t document_generation(struct document_reader *reader, const json_t *object, uint64_t max)
+uint64_t document_writing(struct document_reader *reader, const json_t *object)
 {
-        return read_positive(reader, object, "generation", max < DOCUMENT_GENERATION_MAX ? max : DOCUMENT_GENERATION_MAX);
+        return read_positive(reader, object, "writing", DOCUMENT_NUMBER_MAX);
 }
 
 uint64_t document_number(struct document_reader *reader, const json_t *object)
 {
-        return read_positive(reader, object, "number", DOCUMENT_GENERATION_MAX);
+        return read_positive(reader, object, "number", DOCUMENT_NUMBER_MAX);
 }
 
 uint32_t document_rank(struct document_reader *reader, const json_t *object)

@@ -38,7 +38,7 @@
  * Writers refuse more, too: they write no version that readers would refuse. */
 #define DOCUMENT_SEQUENCE_MAX UINT64_C(7258118400000000000) /* the year 2200, in ns since 1970 */
 #define DOCUMENT_TIME_MAX 7258118400.0                      /* the same in seconds */
-#define DOCUMENT_GENERATION_MAX (UINT64_C(1) << 48)         /* writings of one tag: one per ms takes 8,900 years */
+#define DOCUMENT_NUMBER_MAX (UINT64_C(1) << 48)         /* writings of one tag, entries of its log: one per ms takes 8,900 years */
 #define DOCUMENT_WORLD_MAX (1u << 20)                       /* ranks: 64 times the largest job in docs/scale.md */
 #define DOCUMENT_SIZE_MAX (UINT64_C(1) << 44)               /* bytes of a file: the sum over a document stays below 2^63 */
 
@@ -51,7 +51,7 @@ enum nebula_status document_format(json_t *body, char **ret_text, size_t *ret_si
 enum nebula_status document_format_with(json_t *body, const char *lists, size_t lists_size, char **ret_text, size_t *ret_size,
                                         struct nebula_error *error);
 /* Call this before a version gets these numbers. NEBULA_INVALID: readers would refuse a document with them. */
-enum nebula_status document_check_numbers(const char *tag, uint64_t generation, uint64_t sequence, struct nebula_error *error);
+enum nebula_status document_check_numbers(const char *tag, uint64_t writing, uint64_t sequence, struct nebula_error *error);
 /* The same for the number of an entry in the log of a tag. */
 enum nebula_status document_check_number(const char *tag, uint64_t number, struct nebula_error *error);
 /* Checks checksum, kind and version. NEBULA_CORRUPT says what is wrong. The caller decrefs *ret_body. */
@@ -79,9 +79,9 @@ struct document_reader {
         struct nebula_error *error;
 };
 uint64_t document_u64(struct document_reader *reader, const json_t *object, const char *key, uint64_t max);
-/* Read required numbers, within the limits above: "sequence" and "generation" are not 0, a "rank" is below the most ranks. */
+/* Read required numbers, within the limits above: "sequence" and "writing" are not 0, a "rank" is below the most ranks. */
 uint64_t document_sequence(struct document_reader *reader, const json_t *object);
-uint64_t document_generation(struct document_reader *reader, const json_t *object, uint64_t max);
+uint64_t document_writing(struct document_reader *reader, const json_t *object);
 uint64_t document_number(struct document_reader *reader, const json_t *object); /* of an entry in the log of a tag */
 uint32_t document_rank(struct document_reader *reader, const json_t *object);
 uint32_t document_world(struct document_reader *reader, const json_t *object);

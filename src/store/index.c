@@ -40,7 +40,7 @@ static bool entry_key(const struct manifest *manifest, char ret_key[MANIFEST_KEY
         if (!encode(manifest->job, job) || !encode(manifest->run, run) || !encode(manifest->thinned, thinned) || name_encode(manifest->tag, tag, NULL))
                 return false;
         length = snprintf(row, sizeof row, "%019" PRIu64 "-%" PRIu64 "-%" PRIu64 "-%" PRIu64 "-%" PRIu32 "-%zu-%" PRIu64 "-%" PRIu64 "%s%s",
-                          manifest->sequence, line_began(&manifest->line), manifest->number, manifest->generation, manifest->world, manifest_count(manifest),
+                          manifest->sequence, line_began(&manifest->line), manifest->number, manifest->writing, manifest->world, manifest_count(manifest),
                           manifest_size(manifest), manifest_written(manifest), *thinned ? "-" : "", thinned);
         if (length > (int)NAME_MAX_BYTES)
                 return false;
@@ -70,11 +70,11 @@ static bool take_numbers(const char *row, struct manifest *manifest)
         int used = 0;
 
         if (sscanf(row, "%19" SCNu64 "-%19" SCNu64 "-%15" SCNu64 "-%15" SCNu64 "-%7" SCNu32 "-%9" SCNu64 "-%19" SCNu64 "-%19" SCNu64 "%n",
-                   &manifest->sequence, &began, &manifest->number, &manifest->generation, &manifest->world, &files, &manifest->size, &manifest->written,
+                   &manifest->sequence, &began, &manifest->number, &manifest->writing, &manifest->world, &files, &manifest->size, &manifest->written,
                    &used) != 8)
                 return false;
-        if (began > manifest->sequence || !manifest->number || manifest->number > DOCUMENT_GENERATION_MAX || !manifest->world ||
-            manifest->world > DOCUMENT_WORLD_MAX || (manifest->size | manifest->written) > INT64_MAX || document_check_numbers(manifest->tag, manifest->generation, manifest->sequence, NULL))
+        if (began > manifest->sequence || !manifest->number || manifest->number > DOCUMENT_NUMBER_MAX || !manifest->world ||
+            manifest->world > DOCUMENT_WORLD_MAX || (manifest->size | manifest->written) > INT64_MAX || document_check_numbers(manifest->tag, manifest->writing, manifest->sequence, NULL))
                 return false;
         manifest->all_files = files;
         if (began)

@@ -1,7 +1,7 @@
 /*
  * index.h - what the versions of a storage path are, in the names of empty objects: so a list tells it, and no manifest is read.
  *
- *      <root>/.nebula/index/job-<job>/run-<run>/<tag>/<sequence>-<line>-<number>-<generation>-<world>-<files>-<size>-<written>[-<thinned>]
+ *      <root>/.nebula/index/job-<job>/run-<run>/<tag>/<sequence>-<line>-<number>-<writing>-<world>-<files>-<size>-<written>[-<thinned>]
  *
  * A tag with exactly one entry is at rest: its log says what the entry says, and no write has left anything behind. An agent removes the entry
  * before it writes or removes the tag, and makes the new one as its last step. So a tag without an entry, or with several, is read as if there were

@@ -83,9 +83,16 @@ void manifest_done(struct manifest *manifest)
         manifest->is_brief = false;
 }
 
-uint64_t manifest_file_generation(const struct manifest *manifest, const struct manifest_file *file)
+uint64_t manifest_file_sequence(const struct manifest *manifest, const struct manifest_file *file)
 {
-        return file->record < manifest->record_count ? manifest->records[file->record].generation : 0;
+        return file->record < manifest->record_count ? manifest->records[file->record].sequence : 0;
+}
+
+uint64_t manifest_file_origin(const struct manifest *manifest, const struct manifest_file *file)
+{
+        uint64_t sequence = manifest_file_sequence(manifest, file);
+
+        return sequence == manifest->sequence ? 0 : sequence;
 }
 
 /* The bytes of the files that this writing made. */
@@ -94,7 +101,7 @@ static uint64_t own_bytes(const struct manifest *manifest)
         uint64_t bytes = 0;
 
         for (size_t i = 0; i < manifest->file_count; i++)
-                if (manifest_file_generation(manifest, &manifest->files[i]) == manifest->generation)
+                if (!manifest_file_origin(manifest, &manifest->files[i]))
                         bytes += manifest->files[i].size;
         return bytes;
 }
@@ -143,7 +150,7 @@ void manifest_make_brief(struct manifest *manifest)
 
 static enum nebula_status check_numbers(const struct manifest *manifest, struct nebula_error *error)
 {
-        enum nebula_status status = document_check_numbers(manifest->tag, manifest->generation, manifest->sequence, error);
+        enum nebula_status status = document_check_numbers(manifest->tag, manifest->writing, manifest->sequence, error);
 
         return status ? status : document_check_number(manifest->tag, manifest->number, error);
 }
@@ -152,7 +159,7 @@ enum nebula_status manifest_format(const struct manifest *manifest, char **ret_t
 {
         json_t *body = document_new("manifest");
         json_t *head = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I}", "tag", manifest->tag, "job", manifest->job,
-                                 "run", manifest->run, "number", (json_int_t)manifest->number, "generation", (json_int_t)manifest->generation, "step",
+                                 "run", manifest->run, "number", (json_int_t)manifest->number, "writing", (json_int_t)manifest->writing, "step",
                                  (json_int_t)manifest->step, "world", (json_int_t)manifest->world, "sequence",
                                  (json_int_t)manifest->sequence);
         enum nebula_status status = check_numbers(manifest, error);
@@ -212,7 +219,7 @@ static void parse_records(struct document_reader *reader, const json_t *records,
                 memset(record, 0, sizeof *record);
                 manifest->record_count = i + 1;
                 record->rank = document_rank(reader, object);
-                record->generation = document_generation(reader, object, manifest->generation);
+                record->sequence = document_sequence(reader, object);
                 document_text(reader, object, "writing", 0, record->writing, sizeof record->writing);
                 record->size = document_u64(reader, object, "size", DOCUMENT_TEXT_MAX);
                 record->crc64 = document_crc64(reader, json_object_get(object, "crc64"), "crc64");
@@ -221,15 +228,15 @@ static void parse_records(struct document_reader *reader, const json_t *records,
         }
 }
 
-/* For records that were read before the manifest's own generation. */
-static void check_generations(struct document_reader *reader, const struct manifest *manifest)
+/* A record is of this version, or of an earlier one. */
+static void check_sequences(struct document_reader *reader, const struct manifest *manifest)
 {
         bool is_sound = true;
 
         for (size_t i = 0; i < manifest->record_count; i++)
-                is_sound = is_sound && manifest->records[i].generation <= manifest->generation;
+                is_sound = is_sound && manifest->records[i].sequence <= manifest->sequence;
         if (!is_sound)
-                document_wrong(reader, "generation", "is missing or out of range");
+                document_wrong(reader, "sequence", "of a record is later than that of the version");
 }
 
 static int compare_records(const void *a, const void *b)
@@ -335,7 +342,7 @@ enum nebula_status manifest_parse(const char *text, size_t size, struct manifest
         if (json_object_get(body, "thinned"))
                 document_text(&reader, body, "thinned", 1, manifest.thinned, sizeof manifest.thinned);
         manifest.number = document_number(&reader, body);
-        manifest.generation = document_generation(&reader, body, UINT64_MAX);
+        manifest.writing = document_writing(&reader, body);
         manifest.step = document_step(&reader, body, "step");
         manifest.world = document_world(&reader, body);
         manifest.sequence = document_sequence(&reader, body);
@@ -344,12 +351,12 @@ enum nebula_status manifest_parse(const char *text, size_t size, struct manifest
         line_parse(&reader, body, &manifest.line);
         if (!reader.status && line_began(&manifest.line) > manifest.sequence)
                 document_wrong(&reader, "line", "began after this version");
-        if (has_lists) {
-                check_generations(&reader, &manifest);
-        } else {
+        if (!has_lists) {
                 parse_files(&reader, document_array(&reader, body, "files"), &manifest);
                 parse_records(&reader, document_array(&reader, body, "records"), &manifest);
         }
+        if (!reader.status)
+                check_sequences(&reader, &manifest);
         if (json_object_get(body, "referred"))
                 manifest.referred = document_u64(&reader, body, "referred", own_bytes(&manifest));
         json_decref(body);

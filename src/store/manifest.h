@@ -38,7 +38,7 @@ struct manifest_file {
 struct manifest_record {
         char writing[WRITING_MAX];
         uint64_t size, crc64; /* of the record's text */
-        uint64_t generation;  /* of the version that wrote it and its files */
+        uint64_t sequence;    /* of the version that wrote it and its files */
         uint32_t rank;        /* the lowest rank that it covers */
 };
 struct manifest_names; /* owns the memory of the names */
@@ -46,10 +46,10 @@ struct manifest {
         char tag[256], job[256], run[256];
         char host[256]; /* of the agent that wrote it; "": unknown, or several agents */
         uint64_t number; /* of its entry in the tag's log */
-        uint64_t generation, sequence; /* generation: the n-th whole writing of the tag; larger than that of the entry before */
+        uint64_t sequence, writing; /* writing: the n-th of the tag in this run */
         int64_t step; /* -1: none */
         uint32_t world;
-        uint64_t referred; /* bytes of the files of this generation that were taken from a source in storage, not sent */
+        uint64_t referred; /* bytes of the files of this writing that were taken from a source in storage, not sent */
         struct line line;
         char thinned[THIN_TEXT_MAX]; /* patterns of files that were removed from the version, with commas between them; "": none (thin.h) */
         bool is_damaged;   /* its files differ from the manifest; set by a search for the newest version */
@@ -87,6 +87,7 @@ uint64_t manifest_size(const struct manifest *manifest);
 /* The bytes that this writing of the tag has sent to storage. */
 uint64_t manifest_written(const struct manifest *manifest);
 
-/* The generation of the version that wrote the file. */
-uint64_t manifest_file_generation(const struct manifest *manifest, const struct manifest_file *file);
+/* The sequence of the version that wrote the file. _origin: 0 if that is this version. */
+uint64_t manifest_file_sequence(const struct manifest *manifest, const struct manifest_file *file);
+uint64_t manifest_file_origin(const struct manifest *manifest, const struct manifest_file *file);
 #endif

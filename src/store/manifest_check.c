@@ -53,7 +53,7 @@ static enum nebula_status check_records(struct checking *checking, struct nebula
                         status = find_object(checking, key, record->size, &time_ns, error);
                 if (status == NEBULA_NOT_FOUND)
                         return error_set(error, NEBULA_NOT_FOUND, 0, "%.150s/%.300s, which has the checksums, is missing", checking->store->root, key);
-                if (!status && record->generation == manifest->generation && time_ns < checking->written_ns)
+                if (!status && record->sequence == manifest->sequence && time_ns < checking->written_ns)
                         checking->written_ns = time_ns;
         }
         return status;
@@ -202,7 +202,7 @@ bool manifest_load_present(struct store *store, const struct manifest *row, stru
         if ((store->ops->features(store) & needed) != needed || name_encode(row->tag, checking->directory, NULL))
                 return false;
         checking->manifest = manifest;
-        is_present = !lanes_run(2, 2, read_guess, &guess, NULL) && manifest->generation && manifest->sequence == row->sequence &&
+        is_present = !lanes_run(2, 2, read_guess, &guess, NULL) && manifest->sequence == row->sequence &&
                      newest_entry(checking) == row->number && !check_records(checking, NULL) && !check_files(checking, NULL);
         store_list_done(&checking->objects);
         if (is_present)

@@ -113,7 +113,7 @@ struct manifest_entry manifest_entry(const char *name)
                 entry.kind = ENTRY_CLAIM;
                 entry.rank = (uint32_t)rank;
         } else if (!strncmp(name, "manifest-", 9)) {
-                if (number_of(name + 9, &number) && name[9] != '0' && number <= DOCUMENT_GENERATION_MAX) {
+                if (number_of(name + 9, &number) && name[9] != '0' && number <= DOCUMENT_NUMBER_MAX) {
                         entry.kind = ENTRY_MANIFEST;
                         entry.number = number;
                 }

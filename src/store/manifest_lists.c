@@ -62,8 +62,8 @@ static void add_record(struct buf *to, const struct manifest_record *record)
 {
         char text[WRITING_MAX + 160];
 
-        snprintf(text, sizeof text, "{\"rank\":%" PRIu32 ",\"generation\":%" PRIu64 ",\"writing\":\"%s\",\"size\":%" PRIu64 ",\"crc64\":\"%016" PRIx64 "\"}",
-                 record->rank, record->generation, record->writing, record->size, record->crc64);
+        snprintf(text, sizeof text, "{\"rank\":%" PRIu32 ",\"sequence\":%" PRIu64 ",\"writing\":\"%s\",\"size\":%" PRIu64 ",\"crc64\":\"%016" PRIx64 "\"}",
+                 record->rank, record->sequence, record->writing, record->size, record->crc64);
         buf_add_text(to, text);
 }
 
@@ -168,7 +168,7 @@ static void read_record(struct reading *reading, struct manifest_record *ret_rec
 
         *ret_record = (struct manifest_record){ 0 };
         ret_record->rank = (uint32_t)number(reading, "{\"rank\":", 0, DOCUMENT_WORLD_MAX - 1);
-        ret_record->generation = number(reading, ",\"generation\":", 1, DOCUMENT_GENERATION_MAX);
+        ret_record->sequence = number(reading, ",\"sequence\":", 1, DOCUMENT_SEQUENCE_MAX);
         string(reading, ",\"writing\":", ret_record->writing, sizeof ret_record->writing);
         ret_record->size = number(reading, ",\"size\":", 0, DOCUMENT_TEXT_MAX);
         string(reading, ",\"crc64\":", crc64, sizeof crc64);

@@ -35,7 +35,7 @@ bool manifest_is_gone(struct store *store, const struct manifest *manifest)
         struct manifest now = { 0 };
         enum nebula_status status = manifest_load(store, manifest->tag, &now, NULL);
         bool gone = status == NEBULA_NOT_FOUND ||
-                    (!status && (now.generation != manifest->generation || now.sequence != manifest->sequence));
+                    (!status && now.sequence != manifest->sequence);
 
         manifest_done(&now);
         return gone;
@@ -56,11 +56,11 @@ static enum nebula_status check_record(const struct manifest *manifest, const st
                 return status;
         if (sum_crc64(0, text, size) != entry->crc64)
                 status = error_set(error, NEBULA_CORRUPT, 0, "the record has changed since the manifest was made from it");
-        else if (record.ranks[0].rank != entry->rank || record.generation != entry->generation || strcmp(record.writing, entry->writing) ||
+        else if (record.ranks[0].rank != entry->rank || strcmp(record.writing, entry->writing) ||
                  strcmp(record.tag, manifest->tag))
                 status = error_set(error, NEBULA_CORRUPT, 0,
-                                   "the record is of rank %" PRIu32 ", generation %" PRIu64 " of \"%s\", and its name says otherwise",
-                                   record.ranks[0].rank, record.generation, record.tag);
+                                   "the record is of rank %" PRIu32 ", writing \"%s\" of \"%s\", and its name says otherwise",
+                                   record.ranks[0].rank, record.writing, record.tag);
         if (status) {
                 record_done(&record);
                 return status;
@@ -159,8 +159,8 @@ enum nebula_status record_take_file(struct record *record, const struct manifest
         struct record_file *found = find_recorded(record, file->name);
 
         if (!found || !found->chunk_bytes) /* absent, or taken by record_take_file */
-                return error_set(error, NEBULA_CORRUPT, 0, "the record of rank %" PRIu32 ", generation %" PRIu64 " of \"%s\" does not hold \"%s\"",
-                                 file->rank, record->generation, record->tag, file->name);
+                return error_set(error, NEBULA_CORRUPT, 0, "the record of rank %" PRIu32 ", writing \"%s\", of \"%s\" does not hold \"%s\"",
+                                 file->rank, record->writing, record->tag, file->name);
         if (found->size != file->size || found->is_apart != file->is_apart || found->rank != file->rank)
                 return error_set(error, NEBULA_CORRUPT, 0,
                                  "\"%s\" has %" PRIu64 " bytes in the record of rank %" PRIu32 " and %" PRIu64 " in the manifest",

@@ -40,7 +40,7 @@ const char *manifest_behind_private(const char *key, const char *directory);
 struct buf;
 /* Adds them after the members of the document's head. False: a name is not UTF-8, or memory is out. */
 bool manifest_lists_write(const struct manifest *manifest, struct buf *to);
-/* Reads them from a text whose seal was checked into the empty `manifest`. The entries are sound, except that the generation of none was
+/* Reads them from a text whose seal was checked into the empty `manifest`. The entries are sound, except that the sequence of none was
  * compared with that of the manifest. *ret_rest: the text with two empty lists. False: the text is written in another way, or memory is
  * out; the caller calls manifest_done. */
 bool manifest_lists_read(const char *text, size_t size, struct manifest *manifest, struct buf *ret_rest);

@@ -44,7 +44,7 @@ static enum nebula_status refresh_views(const struct publishing *publishing, con
         for (size_t i = 0; i < manifest->file_count && !status; i++) {
                 const struct manifest_file *file = &manifest->files[i];
 
-                if (!file->is_apart || (!all && manifest_file_generation(manifest, file) != manifest->generation))
+                if (!file->is_apart || (!all && manifest_file_origin(manifest, file)))
                         continue;
                 status = manifest_file_key(manifest, file, from, error);
                 if (!status)
@@ -132,7 +132,7 @@ static bool is_superseded(const struct publishing *publishing, const struct stor
                 return entry.kind == ENTRY_CLAIM;
         for (size_t i = 0; i < manifest->record_count; i++) {
                 try_at = (size_t)(strrchr(manifest->records[i].writing, '-') - manifest->records[i].writing);
-                if (manifest->records[i].generation == manifest->generation && !strncmp(manifest->records[i].writing, entry.writing, try_at + 1))
+                if (manifest->records[i].sequence == manifest->sequence && !strncmp(manifest->records[i].writing, entry.writing, try_at + 1))
                         return true;
         }
         return false;

@@ -195,7 +195,8 @@ static enum nebula_status check_head(const struct removing *removing, const stru
         }
         if (log->is_removal || !log->number)
                 return NEBULA_OK;
-        if (manifest && log->manifest.generation == manifest->generation && log->manifest.sequence == manifest->sequence)
+        /* An overtaken writer enters the same version again, under a later number. */
+        if (manifest && log->manifest.number == manifest->number && log->manifest.sequence == manifest->sequence)
                 return NEBULA_OK;
         return error_set(error, NEBULA_BUSY, 0, "\"%.200s\" was written again meanwhile: it stays", removing->tag);
 }

@@ -43,8 +43,8 @@ enum nebula_status record_format(const struct record *record, char **ret_text, s
 {
         json_t *body = document_new("record");
         json_t *files = json_array(), *ranks = json_array();
-        json_t *head = json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:f}", "tag", record->tag, "job", record->job, "run",
-                                 record->run, "writing", record->writing, "number", (json_int_t)record->number, "generation", (json_int_t)record->generation, "world",
+        json_t *head = json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:f}", "tag", record->tag, "job", record->job, "run",
+                                 record->run, "writing", record->writing, "number", (json_int_t)record->number, "world",
                                  (json_int_t)record->world, "persisted", record->persisted);
         enum nebula_status status;
         int failed = !body || !files || !ranks || !head || json_object_update(body, head);
@@ -230,7 +230,6 @@ enum nebula_status record_parse(const char *text, size_t size, struct record *re
         if (!reader.status && !writing_is_sound(record.writing))
                 document_wrong(&reader, "writing", "is not the name of a writing");
         record.number = document_number(&reader, body);
-        record.generation = document_generation(&reader, body, UINT64_MAX);
         record.world = document_world(&reader, body);
         record.persisted = document_time(&reader, body, "persisted");
         parse_ranks(&reader, document_array(&reader, body, "ranks"), &record);

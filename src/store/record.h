@@ -30,7 +30,6 @@ struct record_rank {
 struct record {
         char tag[256], job[256], run[256], writing[WRITING_MAX];
         uint64_t number; /* number of the next log entry when the files were begun: a later removal may remove them */
-        uint64_t generation;
         uint32_t world;
         double persisted; /* seconds since 1970 */
         struct record_rank *ranks; /* ascending, at least one: the first is in the record's name */

@@ -25,7 +25,7 @@ struct signed_file {
 };
 struct signature {
         char tag[256], job[256], run[256];
-        uint64_t generation, sequence;
+        uint64_t sequence;
         int64_t step;
         uint32_t world;
         struct signed_file *files; /* by name */
@@ -154,7 +154,6 @@ static enum nebula_status parse(const char *text, size_t size, struct signature 
         document_text(&reader, signature->body, "tag", 0, signature->tag, sizeof signature->tag);
         document_text(&reader, signature->body, "job", 1, signature->job, sizeof signature->job);
         document_text(&reader, signature->body, "run", 1, signature->run, sizeof signature->run);
-        signature->generation = document_generation(&reader, signature->body, UINT64_MAX);
         signature->sequence = document_sequence(&reader, signature->body);
         signature->step = document_step(&reader, signature->body, "step");
         signature->world = document_world(&reader, signature->body);
@@ -184,7 +183,7 @@ static const struct signed_file *find_file(const struct signature *signature, co
 static bool names_version(const struct signature *signature, const struct manifest *manifest)
 {
         return !strcmp(signature->tag, manifest->tag) && !strcmp(signature->job, manifest->job) && !strcmp(signature->run, manifest->run) &&
-               signature->generation == manifest->generation && signature->sequence == manifest->sequence && signature->step == manifest->step &&
+               signature->sequence == manifest->sequence && signature->step == manifest->step &&
                signature->world == manifest->world;
 }
 
@@ -401,8 +400,8 @@ enum nebula_status signature_put(struct store *store, const struct manifest *man
         size_t size;
         enum nebula_status status = key_of(manifest, trust->own.id, key, error);
 
-        head = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s}", "tag", manifest->tag, "job", manifest->job, "run", manifest->run, "generation",
-                         (json_int_t)manifest->generation, "sequence", (json_int_t)manifest->sequence, "step", (json_int_t)manifest->step, "world",
+        head = json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:s}", "tag", manifest->tag, "job", manifest->job, "run", manifest->run, "sequence",
+                         (json_int_t)manifest->sequence, "step", (json_int_t)manifest->step, "world",
                          (json_int_t)manifest->world, "key", trust->own.id);
         if (!status && (!body || !files || !head || json_object_update(body, head) || json_object_set(body, "files", files)))
                 status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the signature of \"%s\"", manifest->tag);
@@ -448,7 +447,7 @@ static bool is_signature(const struct store_entry *entry)
 enum nebula_status signature_copy(struct store *from, const struct manifest *source, struct store *to, const struct manifest *copy, bool *ret_is_lost,
                                   struct nebula_error *error)
 {
-        bool is_same = source->generation == copy->generation && source->sequence == copy->sequence;
+        bool is_same = source->sequence == copy->sequence;
         struct store_list list;
         enum nebula_status status = list_objects(from, source, &list, error);
 

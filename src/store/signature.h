@@ -1,7 +1,7 @@
 /*
  * signature.h - who vouches for a version: docs/formats.md is the specification.
  *
- * A signature is the object <tag>/.nebula/signature-<sequence>-<key>.json, created once. It names the version (tag, job, run, generation, sequence)
+ * A signature is the object <tag>/.nebula/signature-<sequence>-<key>.json, created once. It names the version (tag, job, run, sequence)
  * and the SHA-256 of each file, and ends with an Ed25519 signature of all bytes before it. It does not say where the version lies, so a copy of
  * the version keeps it.
  *

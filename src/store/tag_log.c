@@ -119,7 +119,7 @@ static uint64_t removed_number(const char *text)
 {
         uint64_t number = strspn(text, "0123456789") == strlen(text) && strlen(text) <= 18 ? strtoull(text, NULL, 10) : 0;
 
-        return number <= DOCUMENT_GENERATION_MAX ? number : 0;
+        return number <= DOCUMENT_NUMBER_MAX ? number : 0;
 }
 
 enum nebula_status tag_log_removed(struct store *store, const char *directory, uint64_t *ret_number, struct nebula_error *error)

@@ -91,7 +91,7 @@ static void copy_head(struct writer *writer, const char *pattern)
         strcpy(manifest->run, before->run);
         strcpy(manifest->host, before->host);
         strcpy(manifest->thinned, before->thinned);
-        manifest->generation = before->generation;
+        manifest->writing = before->writing;
         manifest->sequence = before->sequence;
         manifest->step = before->step;
         manifest->world = before->world;
@@ -121,7 +121,7 @@ enum nebula_status thin_version(struct store *store, const struct manifest *mani
         strcpy(writer.manifest.tag, manifest->tag);
         if (!status)
                 status = writer_begin(&writer, error);
-        if (!status && (!writer.before.manifest.generation || writer.before.manifest.sequence != manifest->sequence))
+        if (!status && writer.before.manifest.sequence != manifest->sequence)
                 status = error_set(error, NEBULA_BUSY, 0, "\"%.200s\" was written again or removed meanwhile", manifest->tag);
         if (!status && !(writer.is_carried = calloc(writer.before.manifest.file_count + 1, sizeof *writer.is_carried)))
                 status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the manifest of \"%s\"", manifest->tag);

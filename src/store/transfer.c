@@ -127,7 +127,7 @@ static void name_writing(const struct copying *copying, const char *writing, cha
         char run[512];
 
         snprintf(run, sizeof run, "copy of %s, %" PRIu64 ", entry %" PRIu64, writing, copying->source->sequence, copy->number);
-        writing_name(copying->source->job, run, copy->generation, copying->attempt, ret_name);
+        writing_name(copying->source->job, run, copy->writing, copying->attempt, ret_name);
 }
 
 /* Moves the files of `record` to the share, each with its place. */
@@ -178,7 +178,6 @@ static enum nebula_status describe_one(struct copying *copying, size_t index, st
         record.rank_count = 0;
         name_writing(copying, record.writing, share->record.writing);
         share->record.number = copying->writer.manifest.number;
-        share->record.generation = copying->writer.manifest.generation;
         status = take_files(copying, share, &record, index, error);
         record_done(&record);
         return status;
@@ -302,12 +301,12 @@ static enum nebula_status fill_head(struct copying *copying, struct nebula_error
         strcpy(copy->run, source->run);
         strcpy(copy->host, source->host);
         strcpy(copy->thinned, source->thinned); /* the reason for files that it lacks */
-        copy->generation = source->generation > before->generation ? source->generation : before->generation + 1;
+        copy->writing = source->writing;
         copy->sequence = source->sequence > before->sequence ? source->sequence : before->sequence + 1;
         copy->step = source->step;
         copy->world = source->world;
         copy->line = source->line;
-        return document_check_numbers(source->tag, copy->generation, copy->sequence, error);
+        return document_check_numbers(source->tag, copy->writing, copy->sequence, error);
 }
 
 static enum nebula_status copy_once(struct copying *copying, struct nebula_error *error)

@@ -6,7 +6,7 @@
  *
  * Each chunk is compared with its checksum before it is sent. The copy is a writing of its own: the destination gets new records and the
  * next entry of the tag's log, which is the commit. Job, run, step, line of history and times do not change. All files count as written
- * by the copy's generation.
+ * by the copy.
  *
  * Restart: the names of the copy's writings follow from the source version and from the number that the copy's entry will have. Claims
  * are made first. A later call finds them, checks the files that exist, and copies the others. A concurrent call shares the work in the

@@ -164,7 +164,7 @@ static enum nebula_status look_again(struct writer *writer, struct nebula_error 
         if (!status && writer->source->may_follow)
                 status = writer->source->may_follow(writer->argument, &log.manifest, error);
         if (!status)
-                status = overtaken(writer, log.manifest.generation ? "written by another agent" : "removed", error);
+                status = overtaken(writer, log.manifest.sequence ? "written by another agent" : "removed", error);
         tag_log_done(&log);
         return status;
 }
@@ -358,7 +358,7 @@ static enum nebula_status drop_index(struct writer *writer, struct nebula_error 
 {
         const struct manifest *before = &writer->before.manifest;
         struct nebula_error failure = { 0 };
-        enum nebula_status status = before->generation ? index_remove(writer->store, before, &failure) : NEBULA_OK;
+        enum nebula_status status = before->sequence ? index_remove(writer->store, before, &failure) : NEBULA_OK;
 
         writer->keeps_index = status && store_class(&failure) == STORE_NEVER;
         if (!status || writer->keeps_index)
@@ -538,7 +538,7 @@ void writer_drop_records(const struct writer *writer)
         for (size_t i = 0; i < manifest->record_count; i++) {
                 const struct manifest_record *entry = &manifest->records[i];
 
-                if (entry->generation == manifest->generation && !record_key(writer->directory, entry->writing, entry->rank, key, NULL))
+                if (entry->sequence == manifest->sequence && !record_key(writer->directory, entry->writing, entry->rank, key, NULL))
                         store_remove_one(writer->store, key, NULL);
         }
 }

@@ -6,7 +6,7 @@
  *      writer_run      takes one of the lists of steps in writer.c. It ends at the first step that fails
  *      writer_done
  *
- * Between writer_begin and writer_run the caller fills in the head of `manifest`: tag, job, run, host, generation, sequence, step, world, line.
+ * Between writer_begin and writer_run the caller fills in the head of `manifest`: tag, job, run, host, writing, sequence, step, world, line.
  * Where the bytes come from is the caller's matter (struct writer_source): images in an agent's memory, or another store.
  *
  * A version that is not visible yet fails without a trace that readers see; a sweep removes the rest. Once the entry exists, a failure leaves the

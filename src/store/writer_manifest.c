@@ -28,7 +28,7 @@ static enum nebula_status add_record(struct writer *writer, const struct record 
 
         if (status)
                 return status;
-        manifest->records[index] = (struct manifest_record){ .size = size, .crc64 = sum_crc64(0, text, size), .generation = record->generation,
+        manifest->records[index] = (struct manifest_record){ .size = size, .crc64 = sum_crc64(0, text, size), .sequence = manifest->sequence,
                                                              .rank = record->ranks[0].rank };
         strcpy(manifest->records[index].writing, record->writing);
         manifest->record_count++;
@@ -90,7 +90,7 @@ static bool adds_ranks(const struct writer *writer, const uint8_t *covered, cons
         const struct manifest *manifest = &writer->manifest;
 
         if (strcmp(record->run, manifest->run) || strcmp(record->tag, manifest->tag) || record->number != manifest->number ||
-            record->generation != manifest->generation || record->world != writer->goal->world)
+            record->world != writer->goal->world)
                 return false;
         for (size_t i = 0; i < record->rank_count; i++)
                 if (covered[record->ranks[i].rank])

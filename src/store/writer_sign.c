@@ -34,7 +34,7 @@ static const char *fill_in(const struct writer *writer, size_t noted, uint8_t (*
 
                 if (i < noted && writer->digests[i].is_known)
                         memcpy(digests[i], writer->digests[i].sha256, sizeof digests[i]);
-                else if (manifest_file_generation(manifest, &manifest->files[i]) == manifest->generation || !before->generation ||
+                else if (!manifest_file_origin(manifest, &manifest->files[i]) || !before->sequence ||
                          signature_known(writer->store, before, name, digests[i]))
                         return name;
         }

@@ -56,9 +56,9 @@ static int writing_of(struct store *store, const char *tag, unsigned a1, unsigne
         if (status == NEBULA_NOT_FOUND)
                 return 0;
         if (!status && stored_holds(store, &manifest, "b", b)) {
-                if (manifest.generation == 1 && stored_holds(store, &manifest, "a", a1))
+                if (manifest.writing == 1 && stored_holds(store, &manifest, "a", a1))
                         result = 1;
-                else if (a2 && manifest.generation == 2 && stored_holds(store, &manifest, "a", a2))
+                else if (a2 && manifest.writing == 2 && stored_holds(store, &manifest, "a", a2))
                         result = 2;
         }
         manifest_done(&manifest);

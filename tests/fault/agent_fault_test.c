@@ -29,8 +29,8 @@ static void fresh(void)
         snprintf(memory, sizeof memory, "%s/memory", root);
 }
 
-/* The generation of tag t in storage: 0: none; 1; 2; -1: anything else. */
-static int stored_generation(void)
+/* The writing of tag t in storage: 0: none; 1; 2; -1: anything else. */
+static int stored_writing(void)
 {
         struct nebula_error error;
         struct manifest manifest = { 0 };
@@ -57,7 +57,7 @@ static bool sweep_persist(int error, uint64_t at)
         struct version *version;
         struct bench bench;
         enum nebula_status status;
-        int generation;
+        int writing;
         bool hit;
 
         fresh();
@@ -73,14 +73,14 @@ static bool sweep_persist(int error, uint64_t at)
         if (!status)
                 status = bench_persist(&bench, version);
         hit = os_fault_end();
-        generation = stored_generation();
-        CHECK(status ? generation >= 1 : generation == 2);
+        writing = stored_writing();
+        CHECK(status ? writing >= 1 : writing == 2);
         if (tap_failed_checks)
-                printf("# %s with %d at %d: status %d, then generation %d: %s\n", os_fault_where(), error, (int)at, status, generation,
+                printf("# %s with %d at %d: status %d, then writing %d: %s\n", os_fault_where(), error, (int)at, status, writing,
                        bench.error.message);
         if (status) {
                 CHECK(!bench_persist(&bench, version)); /* the next try */
-                CHECK(stored_generation() == 2);
+                CHECK(stored_writing() == 2);
         }
         bench_done(&bench, true);
         os_remove_tree(root);

@@ -13,7 +13,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static struct manifest manifest = { .tag = "t", .job = "j", .run = "r", .generation = 1, .sequence = 1, .step = 1, .world = 1 };
+static struct manifest manifest = { .tag = "t", .job = "j", .run = "r", .writing = 1, .sequence = 1, .step = 1, .world = 1 };
 static struct manifest_file file = { .name = "x", .size = 5 };
 static char key[100];
 

@@ -32,7 +32,7 @@ def rewrite(path: pathlib.Path, offset: int) -> None:
 def test_all_versions_arrive_verified_and_are_not_copied_again(run, make, each_storage, tmp_path):
     make("global_step10", "model.pt=50000")
     make("global_step20", "model.pt=1000", "optim.pt=200000")
-    make("global_step20", "--generation", "2", "model.pt=1001")  # optim.pt carries over
+    make("global_step20", "--writing", "2", "model.pt=1001")  # optim.pt carries over
     store = make(HOSTILE, "--raw", "notes.txt", "a b/ü.pt=40")
     first = run("copy", store, each_storage, "--all", "--json")
     assert first.returncode == 0, first.stderr
@@ -43,6 +43,7 @@ def test_all_versions_arrive_verified_and_are_not_copied_again(run, make, each_s
     # A copy writes files that the original had carried over.
     assert [row.pop("written") for row in listed] == [row["size"] for row in listed]
     assert all(row.pop("written") <= row["size"] for row in before)
+    assert [row.pop("entry") for row in before] != [row.pop("entry") for row in listed] == [1, 1, 1]  # the copy has a log of its own
     assert listed == before
     checked = run("verify", "--all", "--path", each_storage)
     assert checked.returncode == 0 and "no damage" in checked.stdout

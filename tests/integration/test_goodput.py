@@ -13,7 +13,7 @@ import uuid
 
 import pytest
 
-COLUMNS = ["tag", "step", "generation", "world", "files", "size_bytes", "result", "blocked_ms", "copy_ms", "capture_cpu_ms", "faults", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s", "error", "stopped", "stepped", "read", "read_step", "written_bytes", "read_tier"]
+COLUMNS = ["tag", "step", "sequence", "world", "files", "size_bytes", "result", "blocked_ms", "copy_ms", "capture_cpu_ms", "faults", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s", "error", "stopped", "stepped", "read", "read_step", "written_bytes", "read_tier"]
 KINDS = ("productive", "blocked", "inflated", "lost", "restart", "paused")
 
 
@@ -47,7 +47,7 @@ class Job:
             | {
                 "tag": f"global_step{self.step}",
                 "step": self.step,
-                "generation": 1,
+                "sequence": int(begun * 1e9),
                 "world": 8,
                 "result": "durable",
                 "blocked_ms": blocked * 1e3,

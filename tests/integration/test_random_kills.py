@@ -71,7 +71,7 @@ class Job:
             rows = rank.ask("versions")
             held.append(
                 {
-                    (row["step"], row["generation"], row["sequence"])
+                    (row["step"], row["sequence"])
                     for row in rows
                     if row["state"] in ("committed", "replicated", "durable") and row["source"]
                 }
@@ -80,14 +80,14 @@ class Job:
         if not common:
             assert not durable, f"global_step{durable} is durable, and the ranks have nothing in common: {held}"
             return 0
-        step, generation, sequence = max(common)
+        step, sequence = max(common)
         assert step >= durable, f"global_step{durable} is durable, and global_step{step} is loaded"
         assert step in self.saved_by, f"global_step{step} was never saved by all ranks"
         tag = f"global_step{step}"
-        digests = [rank.ask("load_version", tag, generation, sequence, f"r{rank.rank}-0.bin") for rank in ranks]
+        digests = [rank.ask("load_version", tag, sequence, f"r{rank.rank}-0.bin") for rank in ranks]
         runs = [self.run_of(tag, rank.rank, digest) for rank, digest in zip(ranks, digests, strict=True)]
         assert runs[0] in self.saved_by[step] and len(set(runs)) == 1, (
-            f"{tag} generation {generation} sequence {sequence}: the ranks hold {runs}, and {sorted(self.saved_by[step])} saved it; "
+            f"{tag} sequence {sequence}: the ranks hold {runs}, and {sorted(self.saved_by[step])} saved it; "
             f"they had {[sorted(row for row in rows if row[0] == step) for rows in held]}"
         )
         return step

@@ -130,7 +130,7 @@ def test_one_of_two_nodes_with_its_memory_goes_back_to_what_is_durable(world):
     common = agree.choose(
         [
             agree.Inventory.of([
-                {name: one.get(name, "") for name in ("tag", "generation", "sequence", "step", "run", "state")}
+                {name: one.get(name, "") for name in ("tag", "sequence", "step", "run", "state")}
                 | {"shared": True, "abandoned": False}
                 for one in row
                 if one["state"] in ("committed", "replicated", "durable") and one["source"]

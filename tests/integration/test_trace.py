@@ -43,7 +43,7 @@ def check_format(document):
 
 def test_a_version_of_two_nodes_is_a_trace_with_each_rank(run, make, storage, tmp_path):
     make(HOSTILE, "--rank", "3", "model.pt=5000")
-    store = make(HOSTILE, "--generation", "2", "--rank", "0", "optim.pt=300")
+    store = make(HOSTILE, "--writing", "2", "--rank", "0", "optim.pt=300")
     assert run("copy", store, storage).returncode == 0
     told = run("trace", HOSTILE, "--path", storage)
     document = json.loads(told.stdout)

@@ -47,7 +47,7 @@ def test_the_time_of_a_check_is_stored_and_listed_and_a_new_writing_of_the_tag_w
     assert listed(run, four)[3]["verified_at"] is None, "one file is not the version"
     table = run("list", "--path", four).stdout
     assert "VERIFIED" in table and "never" in table
-    make("global_step2", "a.pt=5000", "--generation", "2")
+    make("global_step2", "a.pt=5000", "--writing", "2")
     assert listed(run, four)[2]["verified_at"] is None
 
 

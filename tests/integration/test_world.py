@@ -75,18 +75,15 @@ def test_an_open_ended_version_does_not_wait_for_ever_for_ranks_that_never_begin
     assert [file["rank"] for file in world.manifest("open")["files"]] == [0]
 
 
-def test_a_tag_written_twice_is_two_generations_on_all_nodes(world):
+def test_a_tag_written_twice_is_two_versions_on_all_nodes(world):
     ranks = world.start(TWO, "r1")
     for turn in ("first", "second"):
         for rank in ranks:
             rank.ask("save", "last", ALL_RANKS, 1 if turn == "first" or rank.rank else 0, 10_000, turn)
         together(ranks, "wait", "last", "durable", 30)
     manifest = world.manifest("last")
-    assert {file["name"]: manifest["records"][file["record"]]["generation"] for file in manifest["files"]} == {
-        "r0-0.bin": 1,
-        "r1-0.bin": 2,
-        "r2-0.bin": 2,
-    }
+    own = {file["name"]: manifest["records"][file["record"]]["sequence"] == manifest["sequence"] for file in manifest["files"]}
+    assert own == {"r0-0.bin": False, "r1-0.bin": True, "r2-0.bin": True}
     assert ranks[2].ask("load", "last", ["r0-0.bin", "r1-0.bin"]) == {
         "r0-0.bin": digest("last", 0, writing="first"),
         "r1-0.bin": digest("last", 1, writing="second"),
@@ -297,7 +294,7 @@ def test_a_rank_loads_what_another_node_saved_from_that_node_s_memory(room):
         # The tag's second writing in this run is the second on each node, even if its agent does not know the first.
         together(ranks, "save", "global_step2", ALL_RANKS, 1, 10_000, "again")
         together(ranks, "wait", "global_step2", "durable", 30)
-        assert world.manifest("global_step2")["generation"] == 2
+        assert world.manifest("global_step2")["writing"] == 2
         load_all(ranks[2], "global_step2", 3, "again")
 
 

@@ -74,9 +74,9 @@ class Rank:
         found = self.checkpoints[tag] if own else self.session.find(tag, None)
         return {name: hashlib.sha256(memoryview(found.map(name))).hexdigest() for name in files}
 
-    def load_version(self, tag: str, generation: int, sequence: int, name: str) -> str:
+    def load_version(self, tag: str, sequence: int, name: str) -> str:
         """Returns the digest of a file of exactly that version."""
-        found = self.session.find(tag, None, generation, sequence)
+        found = self.session.find(tag, None, sequence)
         return hashlib.sha256(memoryview(found.map(name))).hexdigest()
 
     def flush(self, seconds: float) -> str:

@@ -71,7 +71,7 @@ def steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
             return (new, state.memory[1]) if index == 0 else (state.memory[0], new)
 
         for rank in ranks:
-            # A run that finds the tag complete would start another generation with its own files, which this model does not have.
+            # A run that finds the tag complete would begin another writing with its own files, which this model does not have.
             if state.run * 10 + rank not in memory and not whole:
                 yield (
                     f"rank {rank} captures in run {state.run}",

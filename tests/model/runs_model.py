@@ -34,9 +34,9 @@ class Rules:
 class State(NamedTuple):  # quicker to make, to compare and to hash than a dataclass
     steps: tuple[int, int] = (LOOK, LOOK)
     seen: tuple[int, int] = (0, 0)  # the run of the manifest that each agent saw
-    records: tuple[int, int] = (0, 0)  # by generation: the run that wrote it; 0: none
+    records: tuple[int, int] = (0, 0)  # by entry of the log, the first and the next: the run that wrote it; 0: none
     files: tuple[int, int] = (0, 0)
-    manifest: tuple[int, int] = (0, 0)  # run, generation
+    manifest: tuple[int, int] = (0, 0)  # run, entry
     durable: frozenset[int] = frozenset()  # the runs that have been called durable
 
 
@@ -51,7 +51,7 @@ def may_replace(run: int, other: int, after: bool) -> bool:
 def work(state: State, rules: Rules, after: bool) -> Iterator[tuple[str, State]]:
     for index, run in enumerate(RUNS):
         step, seen, there = state.steps[index], state.seen[index], state.manifest[0]
-        generation = 1 if seen else 0  # a file of a later generation waits in another place
+        entry = 1 if seen else 0  # a file of a later entry waits in another place
         name = "AB"[index]
 
         def to(next_step: int, index: int = index, **changes: object) -> State:
@@ -71,24 +71,24 @@ def work(state: State, rules: Rules, after: bool) -> Iterator[tuple[str, State]]
         if step > MANIFEST:
             continue
         stale = rules.look_again and there != seen
-        lost = rules.own_record and step > RECORD and state.records[generation] != run
+        lost = rules.own_record and step > RECORD and state.records[entry] != run
         if stale or lost:
             yield f"{name} begins anew", to(LOOK)
         elif step == RECORD:
             # The agent takes over another run's record that has no manifest. Its writer may only be asleep.
-            yield f"{name} writes its record", to(PLACE, records=put(state.records, generation, run))
+            yield f"{name} writes its record", to(PLACE, records=put(state.records, entry, run))
         elif step == PLACE:
-            yield f"{name} puts its file in place", to(MANIFEST, files=put(state.files, generation, run))
+            yield f"{name} puts its file in place", to(MANIFEST, files=put(state.files, entry, run))
         else:
             durable = state.durable | {run}
-            yield f"{name} writes the manifest", to(DURABLE, manifest=(run, generation), durable=durable)
+            yield f"{name} writes the manifest", to(DURABLE, manifest=(run, entry), durable=durable)
 
 
 def broken(state: State, rules: Rules, after: bool) -> str | None:
     """Returns the broken promise. None: all hold."""
-    run, generation = state.manifest
-    if run and (state.records[generation] != run or state.files[generation] != run):
-        of = (state.records[generation], state.files[generation])
+    run, entry = state.manifest
+    if run and (state.records[entry] != run or state.files[entry] != run):
+        of = (state.records[entry], state.files[entry])
         return f"the manifest of run {run} names a record and a file of runs {of}"
     for other in state.durable:
         if other != run and not may_replace(run, other, after):

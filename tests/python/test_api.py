@@ -476,6 +476,18 @@ def test_other_tags_are_ordered_by_their_commits_and_not_by_their_numbers(nm, pl
     assert nm.get_latest_checkpoint().tag == "loss0.30"  # of what storage holds
 
 
+def test_a_handle_of_a_writing_that_was_lost_does_not_take_an_earlier_one_for_its_own(place):
+    nebulaml.init(str(place.storage), 3600, on_error="raise")
+    save("last", 1).wait("durable", 30)
+    lost = save("last", 2)
+    lost.wait("committed", 30)
+    place.kill_agent()
+    shutil.rmtree(place.memory)
+    with pytest.raises(NebulaError, match="neither memory nor storage has it any more"):
+        lost.wait("durable", 30)
+    assert nebulaml.get_checkpoint("last").load("m.pt")["w"][0] == 1
+
+
 # fault (Arguments of the caller): A tag does not exist.
 # result: The search returns `None`.
 def test_nothing_there_gives_none(nm, place):

@@ -68,6 +68,6 @@ def test_metrics_of_a_tag_that_was_written_again_are_those_that_its_manifest_nam
     beside.write_text(text.replace("2.0", "3.0"))  # as a store leaves it that cannot copy
     source = Source(str(place.storage))
     try:
-        assert "3.0" in beside.read_text() and source.metrics("global_step1", 2) == {"val_loss": 2.0}
+        assert "3.0" in beside.read_text() and source.metrics("global_step1", 1, 2) == {"val_loss": 2.0}
     finally:
         source.close()

@@ -9,7 +9,7 @@ from nebulaml.studio import snapshot
 
 def row(step, **changes):
     return {
-        "tag": f"global_step{step}", "job": "", "step": step, "generation": 1, "state": "durable", "size": 10, "file_count": 1,
+        "tag": f"global_step{step}", "job": "", "step": step, "sequence": 1, "state": "durable", "size": 10, "file_count": 1,
         "committed_at": 1e9 + step, "where": ["storage"], "abandoned": False, "reason": "", "pinned": None, **changes,
     }  # fmt: skip
 
@@ -34,7 +34,7 @@ def test_a_hundred_thousand_versions_become_the_newest_five_thousand():
 
 def test_a_line_of_history_belongs_to_the_version_of_its_tag_also_with_control_characters():
     line = {
-        "tag": "a b", "step": -1, "generation": 1, "world": 1, "size_bytes": 10.0, "result": "durable", "blocked_ms": 1.5, "copy_ms": 1.0,
+        "tag": "a b", "step": -1, "sequence": 1, "world": 1, "size_bytes": 10.0, "result": "durable", "blocked_ms": 1.5, "copy_ms": 1.0,
         "begun": 1.0, "captured": 2.0, "committed": 3.0, "durable": 4.0, "persist_seconds": 1.0, "persist_mib_per_s": 1.0, "error": "",
     }  # fmt: skip
     told = document(row(1, tag="a\nb"), history=[line])
@@ -45,7 +45,7 @@ def test_a_line_of_history_belongs_to_the_version_of_its_tag_also_with_control_c
 
 def line(step, **changes):
     return {
-        "tag": f"global_step{step}", "step": step, "generation": 1, "world": 1, "size_bytes": 10.0, "result": "durable", "blocked_ms": 1.5,
+        "tag": f"global_step{step}", "step": step, "sequence": 1, "world": 1, "size_bytes": 10.0, "result": "durable", "blocked_ms": 1.5,
         "begun": 1e9 + step, "captured": 0.0, "committed": 1e9 + step, "durable": 1e9 + step, "persist_seconds": 1.0, "persist_mib_per_s": 1.0,
         "error": "", **changes,
     }  # fmt: skip
@@ -76,7 +76,7 @@ def test_an_event_that_the_agent_and_the_file_tell_is_one():
 
 
 def test_a_step_that_is_saved_again_counts_the_steps_back_if_there_are_any():
-    told = document(history=[line(3), line(3, generation=2, begun=1e9 + 4, committed=1e9 + 4), line(2, generation=2, begun=1e9 + 5, committed=1e9 + 5)])
+    told = document(history=[line(3), line(3, sequence=2, begun=1e9 + 4, committed=1e9 + 4), line(2, sequence=2, begun=1e9 + 5, committed=1e9 + 5)])
     assert [one["text"] for one in told["events"]] == ["the job saves step 3 again", "the job saves step 2 again, 1 step back"]
 
 

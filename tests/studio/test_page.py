@@ -227,7 +227,7 @@ def test_compare_shows_the_files_of_the_last_writing_of_a_tag_only_there(place, 
         one.check()
     page.get_by_role("button", name="Compare", exact=True).click()
     rows = page.get_by_role("table", name="Checkpoints side by side").get_by_role("row")
-    expect(rows.filter(has_text="generation").locator("td")).to_have_text(["1", "2"])
+    expect(rows.filter(has_text="entry").locator("td")).to_have_text(["-", "2"])
     expect(rows.filter(has_text="model.pt").locator("td")).to_have_text(["-", re.compile("KiB")])
 
 
@@ -463,8 +463,8 @@ def test_a_thousand_versions_and_ranks_are_drawn_without_lag(place, start, page)
     expect(page.locator("tbody")).to_contain_text("global_step0")
     assert page.evaluate(took, "timeline") < 1500
 
-    ranks = [{"rank": i, "generation": 1, "begun": 1e9, "captured": 1e9 + 1 + i / 1000, "persisted": 1e9 + 5 + (i * 37 % 1024) / 200} for i in range(1024)]
-    answer = {"version": {"tag": "global_step999", "generation": 1, "size": 1, "files": [], "ranks": ranks}, "check": None, "restore": "nebula"}
+    ranks = [{"rank": i, "sequence": 1, "begun": 1e9, "captured": 1e9 + 1 + i / 1000, "persisted": 1e9 + 5 + (i * 37 % 1024) / 200} for i in range(1024)]
+    answer = {"version": {"tag": "global_step999", "sequence": 1, "size": 1, "files": [], "ranks": ranks}, "check": None, "restore": "nebula"}
     page.route("**/api/version?*", lambda route: route.fulfill(json=answer))
     assert page.evaluate(took, "version") < 500
     canvas = page.locator("canvas")
@@ -571,7 +571,7 @@ def test_a_rank_that_is_gone_is_told_on_the_first_panel_with_the_newest_good_ver
 
 
 def test_a_pause_of_a_night_takes_little_room_on_the_timeline_and_is_named(place, start, page, tmp_path):
-    header = "tag,step,generation,world,files,size_bytes,result,blocked_ms,copy_ms,capture_cpu_ms,faults,begun,captured,committed,durable"
+    header = "tag,step,sequence,world,files,size_bytes,result,blocked_ms,copy_ms,capture_cpu_ms,faults,begun,captured,committed,durable"
     rows = [header + ",persist_seconds,persist_mib_per_s,error"]
     for step in range(1, 41):
         at = 1_700_000_000 + 10 * step + (8 * 3600 if step > 20 else 0)

@@ -148,10 +148,10 @@ class Agreement:
 
 
 def _key(version: dict[str, Any]) -> tuple[Any, ...]:
-    # Nodes without shared storage number generations and sequences each for itself, but have the run in common.
+    # Nodes without shared storage choose sequences each for itself, but have the run and its writings in common.
     if version["shared"]:
-        return (version["tag"], version["generation"], version["sequence"])
-    return (version["tag"], version["run"], version["generation"])
+        return (version["tag"], version["sequence"])
+    return (version["tag"], version["run"], version["writing"])
 
 
 def in_order(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -178,12 +178,12 @@ def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[
             "tag": one["tag"],
             "state": one["state"],
             "was_removed": bool(one.get("durable_at")) and "storage" not in one["source"],  # memory may still have it
-            "generation": one["generation"],
             "sequence": one["sequence"],
             "step": one["step"],
             "began": one["line"][-1][0] if "line" in one else 0,  # when its line of history began (formats.md)
             "abandoned": one["abandoned"],
             "run": "" if shared else one.get("run", ""),  # a version that storage alone has names none
+            "writing": 0 if shared else one.get("writing", 0),
             "shared": shared,
             "world": one.get("world", 1),
             "ranks": one.get("ranks") if "storage" not in one["source"] else None,  # ranks whose parts this node has; None: all, or unknown

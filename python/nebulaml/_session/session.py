@@ -24,6 +24,11 @@ __all__ = ["Session", "default"]
 _MARK = ".nebula.json"  # in each directory that was published
 
 
+def _when(version: dict[str, Any]) -> int:
+    """Returns when the version was committed or, if it was not, when it was begun: ns since 1970."""
+    return int(version["sequence"] or version["moves"][0]["at"] * 1e9)
+
+
 class Session:
     """One path, job and set of settings. A process may have several at once, each with checkpoints of its own.
 
@@ -177,9 +182,9 @@ class Session:
 
     def _exactly(self, version: dict[str, Any], path: str | None) -> Checkpoint:
         """Returns exactly the version that all ranks agreed on, and no other version of its tag: this node may know a later one."""
-        owner, numbers = self._engine, (version["generation"], version["sequence"])
+        owner = self._engine
         try:
-            return Checkpoint._found(owner, interruptible(owner.session(patient=True).find, version["tag"], path, *numbers), path)
+            return Checkpoint._found(owner, interruptible(owner.session(patient=True).find, version["tag"], path, version["sequence"]), path)
         except NebulaNotFound as failure:
             raise NebulaUnavailable(
                 f"all ranks agreed on checkpoint {version['tag']!r}, and by now this one cannot load it: {failure}; start the "
@@ -220,7 +225,7 @@ class Session:
         result: dict[str, dict[str, Any]] = {}
         for version in self._engine.versions(config.clean_path(persist_path)):
             known = result.get(version["tag"])
-            if known is None or known.get("generation", 0) <= version.get("generation", 0):
+            if known is None or _when(known) <= _when(version):
                 result[version["tag"]] = version
         return result
 

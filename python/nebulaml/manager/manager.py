@@ -140,7 +140,7 @@ class Manager:
         self._saved: collections.deque[int] = collections.deque(maxlen=4)  # the newest steps saved on this line of history
         self._decided: tuple[int, bool] | None = None  # the step and the last answer of should_save()
         self._unasked: int | None = None  # the step of a save at which rank 0 has answered, and this rank has not looked yet
-        self._known: dict[tuple[str, int, int], about.About] = {}  # by tag, generation and sequence
+        self._known: dict[tuple[str, int], about.About] = {}  # by tag and sequence
         self._errors: list[NebulaError] = []
         self._missed_metric = False  # the log has said that a version lacks the metric of keep_best
 
@@ -468,11 +468,11 @@ class Manager:
         return incomplete | {one["step"]: self._about(one).metrics for one in self._versions() if one["step"] not in incomplete}
 
     def _about(self, version: dict[str, Any]) -> about.About:
-        key = (version["tag"], version["generation"], version["sequence"])
+        key = (version["tag"], version["sequence"])
         if key not in self._known:
             try:
                 path = version.get("path")
-                handle = self._engine.session(patient=True).find(version["tag"], path, version["generation"], version["sequence"])
+                handle = self._engine.session(patient=True).find(version["tag"], path, version["sequence"])
                 self._known[key] = Checkpoint._found(self._engine, handle, path)._said()
             except NebulaNotFound:  # another process has removed it since the version was listed
                 return about.About()

@@ -100,7 +100,7 @@ def _pieces(row: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
         yield "writes to storage", written_from, row["durable"]
 
 
-SHOWN = ("tag", "step", "generation", "result", "size_bytes", "blocked_ms", "persist_seconds", "error")
+SHOWN = ("tag", "step", "sequence", "result", "size_bytes", "blocked_ms", "persist_seconds", "error")
 THREADS = ("calls of the program", "saves: training stands still", "copies to memory", "waits for storage", "writes to storage")
 
 

@@ -167,7 +167,7 @@ class Tracker:
         facts = {
             "tag": event.tag,
             "step": event.step,
-            "generation": int(row.get("generation", 1)),
+            "sequence": int(row.get("sequence", 0)),
             "state": "durable" if event.kind == "durable" else "failed",
             "path": self._place(event.tag),
             "size_bytes": int(row.get("size_bytes", event.size)),

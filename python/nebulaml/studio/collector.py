@@ -131,10 +131,10 @@ class Collector:
             known = {key: row["metrics"] for key, (_, row) in self._rows.items()}
         budget = itertools.count()
         for row in stored:
-            if not self._source.knows_metrics(row["tag"], row["generation"]) and next(budget) >= METRICS_AT_ONCE:
+            if not self._source.knows_metrics(row["tag"], row["sequence"]) and next(budget) >= METRICS_AT_ONCE:
                 break
             with contextlib.suppress(NebulaError):
-                row["metrics"] = self._source.metrics(row["tag"], row["generation"])
+                row["metrics"] = self._source.metrics(row["tag"], row["sequence"], row["entry"])
         for key, row in rows.items():
             row["metrics"] = row["metrics"] or known.get(key, {})
 

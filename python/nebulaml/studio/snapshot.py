@@ -73,24 +73,24 @@ def _history_tag(tag: str) -> str:
     return tag.translate(_BLANKS)
 
 
-def _identity(job: str, tag: str, generation: int) -> str:
-    return "\0".join((job, tag, str(generation)))
+def _identity(job: str, tag: str, sequence: int) -> str:
+    return "\0".join((job, tag, str(sequence)))
 
 
 def _rows(status: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Returns versions by identity. History has no job: its row belongs to the version of that tag and generation."""
+    """Returns versions by identity. History has no job: its row belongs to the version of that tag and sequence."""
     rows: dict[str, dict[str, Any]] = {}
     found: dict[tuple[str, int], str] = {}
     for one in (status.get("storage") or {}).get("versions", []):
-        key = _identity(one["job"], one["tag"], one["generation"])
-        found[_history_tag(one["tag"]), one["generation"]] = key
+        key = _identity(one["job"], one["tag"], one["sequence"])
+        found[_history_tag(one["tag"]), one["sequence"]] = key
         rows[key] = {**_EMPTY, **one, "error": one["reason"]}
     for one in [*history, *status.get("history", [])]:
-        written = (_history_tag(one["tag"]), one["generation"])
+        written = (_history_tag(one["tag"]), one["sequence"])
         key = found.get(written)
         if key is None:
-            key = found[written] = _identity("", one["tag"], one["generation"])
-            rows[key] = {**_EMPTY, "tag": one["tag"], "generation": one["generation"], "step": one["step"], "size": one["size_bytes"]}
+            key = found[written] = _identity("", one["tag"], one["sequence"])
+            rows[key] = {**_EMPTY, "tag": one["tag"], "sequence": one["sequence"], "step": one["step"], "size": one["size_bytes"]}
             rows[key]["state"] = one["result"] if one["result"] != "durable" else "removed"
             rows[key]["committed_at"] = one["committed"] or one["begun"]
         row = rows[key]
@@ -103,9 +103,9 @@ def _rows(status: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, di
 
 
 _EMPTY: dict[str, Any] = {
-    "tag": "", "job": "", "step": -1, "generation": 1, "state": "", "size": 0, "file_count": None, "committed_at": 0.0, "where": [],
-    "abandoned": False, "error": "", "begun": None, "captured": None, "committed": None, "durable": None, "world": None, "blocked_ms": None,
-    "persist_seconds": None, "written": None, "metrics": {}, "pinned": None, "inflation": None,
+    "tag": "", "job": "", "step": -1, "sequence": 0, "entry": None, "state": "", "size": 0, "file_count": None, "committed_at": 0.0,
+    "where": [], "abandoned": False, "error": "", "begun": None, "captured": None, "committed": None, "durable": None, "world": None,
+    "blocked_ms": None, "persist_seconds": None, "written": None, "metrics": {}, "pinned": None, "inflation": None,
     "line": [], "verified_at": None, "verified_ok": None,
 }  # fmt: skip
 

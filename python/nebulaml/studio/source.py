@@ -198,27 +198,27 @@ class Source:
         self._settings = found
         return list(found.values())
 
-    def knows_metrics(self, tag: str, generation: int) -> bool:
-        return (tag, generation) in self._metrics
+    def knows_metrics(self, tag: str, sequence: int) -> bool:
+        return (tag, sequence) in self._metrics
 
-    def metrics(self, tag: str, generation: int) -> dict[str, float | None]:
-        """Returns the metrics of a durable version; {}: it has none. They are kept, because a generation does not change.
+    def metrics(self, tag: str, sequence: int, entry: int | None) -> dict[str, float | None]:
+        """Returns the metrics of a durable version; {}: it has none. They are kept, because a version does not change.
 
         Raises NebulaUnavailable if storage does not answer.
         """
-        key = (tag, generation)
+        key = (tag, sequence)
         if key not in self._metrics:
             try:
-                self._metrics[key] = self._read_metrics(tag, generation)
+                self._metrics[key] = self._read_metrics(tag, entry)
             except CellUnreachable as failure:
                 raise NebulaUnavailable(str(failure)) from failure
             except NebulaError:
                 self._metrics[key] = {}
         return {name: value if math.isfinite(value) else None for name, value in self._metrics[key].items()}
 
-    def _read_metrics(self, tag: str, generation: int) -> dict[str, float]:
+    def _read_metrics(self, tag: str, entry: int | None) -> dict[str, float]:
         """The file beside a tag that was written again may be that of the first writing: only the manifest says which one counts."""
-        if generation > 1:
+        if entry != 1:
             found: dict[str, float] = self.inspect(tag).get("metrics") or {}
             return {name: math.nan if value is None else value for name, value in found.items()}
         value = self._store.ask(do="get", key=f"{_nebula.encode_name(tag)}/{about.FILE}")["value"]
@@ -293,7 +293,7 @@ def _fields(line: str) -> list[str]:
 def _row(line: dict[str, str]) -> dict[str, Any] | None:
     try:
         row: dict[str, Any] = {name: _number(line[name]) for name in NUMBERS}
-        row |= {"tag": _content(line["tag"]), "step": int(line["step"]), "generation": int(line["generation"]), "world": int(line["world"])}
+        row |= {"tag": _content(line["tag"]), "step": int(line["step"]), "sequence": int(line["sequence"]), "world": int(line["world"])}
         row |= {name: _number(line.get(name) or "0") for name in ("stopped", "read", "read_step")}
     except (KeyError, ValueError):
         return None  # another program has written the line, or it was cut

@@ -15,12 +15,12 @@ struct agent_file {
         char name[IPC_NAME_MAX];
         uint32_t rank;
         enum ipc_format format;
-        uint64_t size, generation;  /* generation: the one that wrote the file */
+        uint64_t size, origin;      /* origin: the sequence of the earlier version that wrote the file; 0: this version writes it */
         struct image *image;        /* NULL: only storage has the file */
         struct image *sparse;       /* has the chunks of the stored file that trainers asked for; NULL: none (restore_chunks.c) */
         uint64_t *chunks;           /* checksums of its chunks; NULL until sealed */
         size_t chunk_count;
-        bool stored;                /* storage is known to have the file of that generation; the number alone may be another run's */
+        bool stored;                /* storage is known to have the file */
         bool reading;               /* a thread is reading it back from storage */
         bool lent;                  /* a trainer has read it from storage by itself */
 };

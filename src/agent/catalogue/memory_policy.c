@@ -304,8 +304,7 @@ bool policy_reclaim(struct catalogue *catalogue)
                 int64_t victim = count ? retain_victim(entries, count) : -1;
 
                 if (victim >= 0) {
-                        log_event(LOG_LEVEL_WARN, "%s generation %" PRIu64 " leaves memory: the memory tier is full",
-                                 versions[victim]->tag, versions[victim]->generation);
+                        log_event(LOG_LEVEL_WARN, "%s leaves memory: the memory tier is full", versions[victim]->tag);
                         version_forget_memory(catalogue, versions[victim]);
                 }
                 free(versions);

@@ -25,7 +25,6 @@ struct version *version_new(struct catalogue *catalogue, struct job *job, const 
         snprintf(version->tag, sizeof version->tag, "%s", tag);
         snprintf(version->run, sizeof version->run, "%s", job->run);
         version->step = name_step(tag);
-        version->generation = 1;
         version->world = job->settings.world;
         version->file_goal = NEBULA_FILES_OPEN;
         version->activity_ns = os->now_ns();
@@ -114,7 +113,7 @@ void version_fail(struct catalogue *catalogue, struct version *version, enum neb
         if (version->gives_way)
                 version->job->given_way_count++;
         version->failed_by_storage = lifecycle_complete(version->life.state) && version->in_memory && status != NEBULA_CORRUPT;
-        log_event(LOG_LEVEL_WARN, "%s generation %" PRIu64 " failed: %s", version->tag, version->generation, version->error.message);
+        log_event(LOG_LEVEL_WARN, "%s failed: %s", version->tag, version->error.message);
         version_move(catalogue, version, NEBULA_STATE_FAILED);
         if (!version->failed_by_storage)
                 version_forget_memory(catalogue, version);
@@ -142,12 +141,12 @@ void version_forget_memory(struct catalogue *catalogue, struct version *version)
         version_changed(catalogue, version);
 }
 
-void version_give_way(struct catalogue *catalogue, struct version *version, uint64_t generation, uint64_t sequence)
+void version_give_way(struct catalogue *catalogue, struct version *version, uint64_t sequence)
 {
-        if (version->generation >= generation || version->sequence >= sequence || version->stored || version->is_spread || version->superseded ||
+        if (version->sequence >= sequence || version->stored || version->is_spread || version->superseded ||
             !lifecycle_complete(version->life.state))
                 return;
-        log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " is not persisted: a later one is durable", version->tag, version->generation);
+        log_event(LOG_LEVEL_INFO, "%s is not persisted: a later writing of the tag is durable", version->tag);
         version->superseded = true;
         version_changed(catalogue, version);
 }
@@ -166,8 +165,7 @@ enum nebula_status version_failure(const struct version *version, struct nebula_
 void version_replaced(struct catalogue *catalogue, struct version *version)
 {
         if (!version->superseded)
-                log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " in memory counts no more: storage has a later writing of the tag", version->tag,
-                          version->generation);
+                log_event(LOG_LEVEL_INFO, "%s in memory counts no more: storage has a later writing of the tag", version->tag);
         version->superseded = true;
         version->stored = false;
         if (!version->pins)
@@ -199,14 +197,24 @@ struct part *version_part_get(struct version *version, uint32_t rank)
         return part;
 }
 
+bool version_follows(const struct version *version, uint64_t sequence)
+{
+        return !version->sequence || version->sequence > sequence;
+}
+
 bool version_is(const struct version *version, uint64_t sequence)
 {
         return version->sequence == sequence;
 }
 
-bool version_wanted(const struct ipc_find *wanted, uint64_t generation, uint64_t sequence)
+uint64_t version_file_sequence(const struct version *version, const struct agent_file *file)
 {
-        return (!wanted->generation || wanted->generation == generation) && (!wanted->sequence || wanted->sequence == sequence);
+        return file->origin ? file->origin : version->sequence;
+}
+
+bool version_wanted(const struct ipc_find *wanted, uint64_t sequence)
+{
+        return !wanted->sequence || wanted->sequence == sequence;
 }
 
 bool version_whole_in_memory(const struct version *version)
@@ -259,15 +267,6 @@ const char *version_result(const struct version *version)
         return NULL;
 }
 
-void version_set_generation(struct catalogue *catalogue, struct version *version, uint64_t generation)
-{
-        for (size_t i = 0; i < version->file_count; i++)
-                if (version->files[i].generation == version->generation)
-                        version->files[i].generation = generation;
-        version->generation = generation;
-        version_mark_files(catalogue, version);
-}
-
 struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, const struct manifest *manifest)
 {
         struct version *version;
@@ -279,13 +278,12 @@ struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, c
         version = version_new(catalogue, job, manifest->tag, NULL);
         if (!version)
                 return NULL;
-        version->generation = manifest->generation;
         version->sequence = manifest->sequence;
         version->line = manifest->line;
         version->step = manifest->step;
         version->world = manifest->world;
         version->stored = version->recorded = true;
-        version->writing = 1; /* world_next_writing counts the writings in storage too: without this the tag would count as written twice */
+        version->writing = manifest->writing;
         snprintf(version->run, sizeof version->run, "%s", manifest->run);
         lifecycle_init(&version->life, NEBULA_STATE_DURABLE, (double)manifest->sequence / 1e9);
         for (size_t i = 0; i < manifest->file_count; i++) {
@@ -297,7 +295,7 @@ struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, c
                 }
                 file->rank = manifest->files[i].rank;
                 file->size = manifest->files[i].size;
-                file->generation = manifest_file_generation(manifest, &manifest->files[i]);
+                file->origin = manifest_file_origin(manifest, &manifest->files[i]);
                 file->stored = true;
         }
         return version;

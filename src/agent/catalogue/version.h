@@ -40,7 +40,7 @@ struct part {
         uint32_t rank, pid, seen_pid, file_count; /* seen_pid: as in struct session */
         uint64_t nonce;
         bool closed;       /* no more files come from this rank */
-        bool spoken_for;   /* closed before this generation began, without a file */
+        bool spoken_for;   /* closed before this writing began, without a file */
         double begun, captured;
         int64_t blocked_ns, copy_ns, cpu_ns;
         uint64_t fault_count;
@@ -50,7 +50,7 @@ struct version {
         struct version *next, *next_live, *next_marked;
         char tag[IPC_NAME_MAX], run[IPC_NAME_MAX]; /* kept here because loops over all versions compare them */
         struct job *job;
-        uint64_t id, generation, sequence;
+        uint64_t id, sequence;    /* sequence: 0 until the version is committed */
         uint64_t writing;         /* this is the n-th writing of its tag in this run (world.h) */
         struct line line;         /* its line of history, from its commit on (lineage.h) */
         struct lineage_base base; /* the version that its ranks had loaded */
@@ -117,15 +117,18 @@ void version_forget_memory(struct catalogue *catalogue, struct version *version)
 enum nebula_status version_failure(const struct version *version, struct nebula_error *error);
 /* Call when storage has a later writing of the tag. Searches, loads and take-overs skip the version from then on. */
 void version_replaced(struct catalogue *catalogue, struct version *version);
-/* Call when storage holds this generation of the version's tag. If it is the later one, the version will never be written to storage. */
-void version_give_way(struct catalogue *catalogue, struct version *version, uint64_t generation, uint64_t sequence);
+/* Call when storage holds the version of this sequence of the same tag. If it is the later one, `version` will never be written to storage. */
+void version_give_way(struct catalogue *catalogue, struct version *version, uint64_t sequence);
 struct part *version_part(struct version *version, uint32_t rank); /* NULL: there is none */
 struct part *version_part_get(struct version *version, uint32_t rank); /* makes it if needed; NULL: an allocation failed */
-/* Whether the version, once committed, is this writing of its tag. The generation does not say that: a tag that was removed may be written again
- * with the same one, and the agent may raise it later. */
+/* Whether it was committed after that sequence, or will be. */
+bool version_follows(const struct version *version, uint64_t sequence);
+/* Whether it was committed with that sequence. */
 bool version_is(const struct version *version, uint64_t sequence);
-/* Whether a version with these numbers is the one that FIND asks for. */
-bool version_wanted(const struct ipc_find *wanted, uint64_t generation, uint64_t sequence);
+/* Whether a version of that sequence is one that FIND asks for. */
+bool version_wanted(const struct ipc_find *wanted, uint64_t sequence);
+/* The sequence of the version that wrote a file of this one. */
+uint64_t version_file_sequence(const struct version *version, const struct agent_file *file);
 /* Whether it is complete and holds every file's image. */
 bool version_whole_in_memory(const struct version *version);
 /* Whether it should become durable by the job's settings and is not durable yet. */
@@ -133,8 +136,6 @@ bool version_unsaved(const struct version *version);
 uint64_t version_size(const struct version *version);
 /* The result in the history; NULL: it has not ended yet. */
 const char *version_result(const struct version *version);
-/* Sets a later generation, because storage already has this one. The files that this version wrote get the new number too. */
-void version_set_generation(struct catalogue *catalogue, struct version *version, uint64_t generation);
 /* The version of a manifest in storage: an existing one, or a new tombstone in state durable. NULL: an allocation failed. */
 struct version *catalogue_stored(struct catalogue *catalogue, struct job *job, const struct manifest *manifest);
 /* Whether it is not complete yet, and may become so. */

@@ -12,7 +12,7 @@
 
 #define LINE_BYTES 2048
 
-static const char header[] = "tag,step,generation,world,files,size_bytes,result,blocked_ms,copy_ms,capture_cpu_ms,faults,begun,"
+static const char header[] = "tag,step,sequence,world,files,size_bytes,result,blocked_ms,copy_ms,capture_cpu_ms,faults,begun,"
                              "captured,committed,durable,persist_seconds,persist_mib_per_s,error,stopped,stepped,read,read_step,written_bytes,read_tier\n";
 
 struct capture_sums {
@@ -67,7 +67,7 @@ json_t *history_json(const struct version *version)
         struct capture_sums sums = sum_parts(version);
         const char *result = version_result(version);
         json_t *row = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:f, s:f, s:I}", "tag", version->tag, "step",
-                                (json_int_t)version->step, "generation", (json_int_t)version->generation, "world",
+                                (json_int_t)version->step, "sequence", (json_int_t)version->sequence, "world",
                                 (json_int_t)version->world, "files", (json_int_t)version->file_count, "size_bytes",
                                 (json_int_t)version_size(version), "result", result ? result : nebula_state_name(version->life.state),
                                 "blocked_ms", (double)sums.blocked_ns / 1e6, "copy_ms", (double)sums.copy_ns / 1e6,
@@ -119,7 +119,7 @@ static void format_row(const struct version *version, char line[LINE_BYTES])
         snprintf(line, LINE_BYTES,
                  "%s,%" PRId64 ",%" PRIu64 ",%" PRIu32 ",%zu,%" PRIu64 ",%s,%.3f,%.3f,%.3f,%" PRIu64
                  ",%.6f,%.6f,%.6f,%.6f,%.3f,%.1f,%s,%.6f,%.6f,%.6f,%" PRId64 ",%" PRIu64 ",%s\n",
-                 tag, version->step, version->generation, version->world, version->file_count, version_size(version),
+                 tag, version->step, version->sequence, version->world, version->file_count, version_size(version),
                  version_result(version), (double)sums.blocked_ns / 1e6, (double)sums.copy_ns / 1e6, (double)sums.cpu_ns / 1e6,
                  sums.fault_count, lifecycle_at(&version->life, NEBULA_STATE_CAPTURING),
                  lifecycle_at(&version->life, NEBULA_STATE_CAPTURED), lifecycle_at(&version->life, NEBULA_STATE_COMMITTED),

@@ -56,10 +56,10 @@ static json_t *ranks_json(const struct version *version)
         return ranks;
 }
 
-static void add_file(json_t *files, const struct agent_file *file, uint64_t *size)
+static void add_file(json_t *files, const struct version *version, const struct agent_file *file, uint64_t *size)
 {
         json_array_append_new(files, json_pack("{s:s, s:I, s:I, s:I}", "name", file->name, "size", (json_int_t)file->size, "rank",
-                                               (json_int_t)file->rank, "generation", (json_int_t)file->generation));
+                                               (json_int_t)file->rank, "sequence", (json_int_t)version_file_sequence(version, file)));
         *size += file->size;
 }
 
@@ -99,16 +99,16 @@ static json_t *version_json(const struct version *version)
         add_source(sources, version->is_remote, "peer");
         add_source(sources, version->stored, "storage");
         for (size_t i = 0; i < version->file_count; i++)
-                add_file(files, &version->files[i], &size);
+                add_file(files, version, &version->files[i], &size);
         for (size_t i = 0; rest && i < rest->file_count; i++)
                 if (!version_file((struct version *)version, rest->files[i].name))
-                        add_file(files, &rest->files[i], &size);
+                        add_file(files, rest, &rest->files[i], &size);
         sort_files(files);
         for (uint32_t i = 0; i < version->life.move_count; i++)
                 json_array_append_new(moves, json_pack("{s:s, s:f}", "state", nebula_state_name(version->life.moves[i].state),
                                                        "at", version->life.moves[i].at));
         body = json_pack("{s:s, s:I, s:I, s:s, s:o, s:I, s:o, s:f, s:f, s:s, s:o, s:s, s:s}", "tag", version->tag, "step",
-                         (json_int_t)version->step, "generation", (json_int_t)version->generation, "state",
+                         (json_int_t)version->step, "sequence", (json_int_t)version->sequence, "state",
                          nebula_state_name(version->is_gone ? NEBULA_STATE_FAILED : version->life.state), "source", sources, "size", (json_int_t)size,
                          "files", files, "committed_at", lifecycle_at(&version->life, NEBULA_STATE_COMMITTED), "durable_at",
                          lifecycle_at(&version->life, NEBULA_STATE_DURABLE), "error", version->error.message, "moves", moves,
@@ -116,6 +116,7 @@ static json_t *version_json(const struct version *version)
         if (body) {
                 json_object_set_new(body, "world", json_integer(version->world));
                 json_object_set_new(body, "run", json_string(version->run));
+                json_object_set_new(body, "writing", json_integer((json_int_t)version->writing));
                 if (version->stored)
                         json_object_set_new(body, "written", json_integer((json_int_t)version_progress(version).written_bytes));
                 if (version->is_spread && !version->stored) /* each node has only a share of it */
@@ -126,7 +127,6 @@ static json_t *version_json(const struct version *version)
                         json_object_set_new(body, "ranks", ranks_json(version));
                 if (missing[0] && !version->error.message[0])
                         json_object_set_new(body, "error", json_string(missing));
-                json_object_set_new(body, "sequence", json_integer((json_int_t)version->sequence));
                 line_format(&version->line, body);
         }
         return body;
@@ -142,17 +142,16 @@ static json_t *manifest_json(const struct manifest *manifest, const char *path)
         for (size_t i = 0; i < manifest->file_count; i++)
                 json_array_append_new(files, json_pack("{s:s, s:I, s:I, s:I}", "name", manifest->files[i].name, "size",
                                                        (json_int_t)manifest->files[i].size, "rank",
-                                                       (json_int_t)manifest->files[i].rank, "generation",
-                                                       (json_int_t)manifest_file_generation(manifest, &manifest->files[i])));
+                                                       (json_int_t)manifest->files[i].rank, "sequence",
+                                                       (json_int_t)manifest_file_sequence(manifest, &manifest->files[i])));
         sort_files(files);
         body = json_pack("{s:s, s:I, s:I, s:s, s:[s], s:I, s:o, s:f, s:f, s:s, s:s, s:s}", "tag", manifest->tag, "step",
-                         (json_int_t)manifest->step, "generation", (json_int_t)manifest->generation, "state", "durable", "source",
+                         (json_int_t)manifest->step, "sequence", (json_int_t)manifest->sequence, "state", "durable", "source",
                          "storage", "size", (json_int_t)size, "files", files, "committed_at", at, "durable_at", at, "error", "",
                          "job", manifest->job, "persist_path", path);
         if (body) {
                 json_object_set_new(body, "world", json_integer(manifest->world));
                 json_object_set_new(body, "written", json_integer((json_int_t)manifest_written(manifest)));
-                json_object_set_new(body, "sequence", json_integer((json_int_t)manifest->sequence));
                 line_format(&manifest->line, body);
         }
         return body;
@@ -167,7 +166,7 @@ static json_t *find_row(json_t *versions, size_t count, const struct manifest *m
                 row = json_array_get(versions, index);
                 if (!strcmp(json_string_value(json_object_get(row, "tag")), manifest->tag) &&
                     !strcmp(json_string_value(json_object_get(row, "job")), manifest->job) &&
-                    json_integer_value(json_object_get(row, "generation")) == (json_int_t)manifest->generation)
+                    json_integer_value(json_object_get(row, "sequence")) == (json_int_t)manifest->sequence)
                         return row;
         }
         return NULL;
@@ -192,7 +191,7 @@ static bool scan_has(const struct manifest_scan *scan, const json_t *row)
 {
         for (size_t i = 0; i < scan->count; i++)
                 if (!strcmp(scan->manifests[i].tag, json_string_value(json_object_get(row, "tag"))) &&
-                    json_integer_value(json_object_get(row, "generation")) == (json_int_t)scan->manifests[i].generation)
+                    json_integer_value(json_object_get(row, "sequence")) == (json_int_t)scan->manifests[i].sequence)
                         return true;
         return false;
 }
@@ -251,8 +250,7 @@ static bool is_row_of(const json_t *row, const struct job *job, const struct pee
 {
         return !strcmp(json_string_value(json_object_get(row, "job")), job->name) &&
                !strcmp(json_string_value(json_object_get(row, "tag")), copy->tag) &&
-               !strcmp(json_string_value(json_object_get(row, "run")), copy->run) &&
-               json_integer_value(json_object_get(row, "generation")) == (json_int_t)copy->generation;
+               json_integer_value(json_object_get(row, "sequence")) == (json_int_t)copy->sequence;
 }
 
 /* Adds the ranks of which this node keeps copies for other nodes. If such a node is lost, the ranks that are left can agree on the version

@@ -33,10 +33,10 @@ static enum nebula_status request_begin(struct connection *connection, const voi
         struct version *version;
 
         catalogue_lock(connection->catalogue);
-        version = begin->generation ? commit_known(connection->session->job, begin->tag, begin->generation, error) :
-                                      commit_begin(connection->catalogue, connection->session, begin->tag, begin->file_count, error);
+        version = begin->writing ? commit_known(connection->session, begin->tag, begin->writing, error) :
+                                   commit_begin(connection->catalogue, connection->session, begin->tag, begin->file_count, error);
         if (version)
-                answer->body.begun = (struct ipc_begun){ version->id, version->generation };
+                answer->body.begun = (struct ipc_begun){ version->id, version->writing };
         catalogue_unlock(connection->catalogue);
         answer->size = sizeof answer->body.begun;
         return version ? NEBULA_OK : error->status;
@@ -83,7 +83,7 @@ static enum nebula_status request_image(struct connection *connection, const voi
         } else if (!status) {
                 granted->image_id = loan->image->id;
                 granted->version_id = version->id;
-                granted->generation = version->generation;
+                granted->writing = version->writing;
                 granted->capacity_bytes = loan->image->capacity;
                 granted->lacks_pages = loan->image->lacks_pages;
                 list_live(catalogue, connection->session, granted);
@@ -104,8 +104,7 @@ static struct version *version_captured(const struct session *session, uint64_t 
                 for (size_t i = 0; i < version->file_count; i++) {
                         const struct agent_file *file = &version->files[i];
 
-                        if (file->image && file->image->id == image_id && file->rank == session->rank &&
-                            file->generation == version->generation)
+                        if (file->image && file->image->id == image_id && file->rank == session->rank && !file->origin)
                                 return version;
                 }
         return NULL;

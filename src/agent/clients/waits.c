@@ -387,7 +387,7 @@ enum nebula_status request_find_path(struct connection *connection, const void *
                 catalogue_unlock(connection->catalogue);
         }
         if (version) {
-                found->found = (struct ipc_found){ .version_id = version->id, .generation = version->generation,
+                found->found = (struct ipc_found){ .version_id = version->id, .sequence = version->sequence,
                                                    .step = version->step, .state = (uint32_t)version->life.state };
                 strcpy(found->found.tag, version->tag);
                 status = NEBULA_OK;

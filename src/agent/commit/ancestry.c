@@ -84,7 +84,7 @@ void ancestry_set_unseen(struct job *job, uint64_t sequence)
 void ancestry_stored(struct version *version, uint64_t sequence)
 {
         for (struct version *later = version->job->versions; later; later = later->next)
-                if (later != version && later->generation > version->generation && !strcmp(later->tag, version->tag))
+                if (later != version && version_follows(later, sequence) && !strcmp(later->tag, version->tag))
                         later->ancestry->base_sequence = sequence;
         if (version->ancestry->beginning != version->job->runs->beginning)
                 ancestry_add(version->job, version->run, sequence);
@@ -277,7 +277,7 @@ enum nebula_status ancestry_judge(struct version *version, const struct manifest
 {
         const struct job *job = version->job;
 
-        if (!manifest->generation || strcmp(manifest->job, job->name) || version->stored)
+        if (!manifest->sequence || strcmp(manifest->job, job->name) || version->stored)
                 return NEBULA_OK;
         if (!ancestry_covers(version, manifest->run, manifest->sequence))
                 return error_set(error, NEBULA_INVALID, 0,
@@ -286,7 +286,7 @@ enum nebula_status ancestry_judge(struct version *version, const struct manifest
                                  "its own", manifest->run, *manifest->host ? " on host " : "", manifest->host, job->name, version->tag,
                                  version->run);
         if (!version->is_spread && !strcmp(manifest->run, version->run) && manifest->sequence > version->sequence &&
-            manifest->generation >= version->generation)
+            manifest->writing >= version->writing)
                 return error_set(error, NEBULA_INVALID, 0, "a later writing of \"%.200s\" by the same run is durable in this storage path%s%.60s",
                                  version->tag, *manifest->host ? ", from host " : "", manifest->host);
         return NEBULA_OK;

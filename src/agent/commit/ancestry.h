@@ -29,7 +29,7 @@ uint64_t ancestry_begun(const struct job *job);
 void ancestry_set_unseen(struct job *job, uint64_t sequence);
 /* Call when the version has become that sequence in storage: a later writing of its tag on this node may replace it, whichever run it belongs to. */
 void ancestry_stored(struct version *version, uint64_t sequence);
-/* For the survival log: what the version may replace, and the generation whose files it takes over later. */
+/* For the survival log: what the version may replace, and the id of the version whose files it takes over later. */
 uint64_t ancestry_carries_from(const struct version *version);
 void ancestry_restore(struct version *version, uint64_t base_sequence, uint64_t carries_from);
 /* The runs whose versions stay, because they go on elsewhere. The caller frees them. NULL: no memory. */

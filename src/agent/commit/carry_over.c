@@ -10,7 +10,7 @@
 #include "store/document.h"
 
 static struct agent_file *carry_over_file(struct version *version, const char *name, uint32_t rank, uint64_t size,
-                                          uint64_t generation)
+                                          uint64_t origin)
 {
         /* Ranks of other nodes may be writing their files again, so the manifest decides what carries over from them. A rank outside
          * the world writes nothing again. */
@@ -21,7 +21,7 @@ static struct agent_file *carry_over_file(struct version *version, const char *n
                 return NULL;
         file->rank = rank;
         file->size = size;
-        file->generation = generation;
+        file->origin = origin;
         return file;
 }
 
@@ -33,7 +33,7 @@ static void carry_over_version(struct version *version, const struct version *be
 
                 if ((!old->image || old->image->restored) && !before->stored)
                         continue; /* its memory is gone, and it was never persisted */
-                file = carry_over_file(version, old->name, old->rank, old->size, old->generation);
+                file = carry_over_file(version, old->name, old->rank, old->size, version_file_sequence(before, old));
                 if (!file)
                         continue;
                 file->format = old->format;
@@ -51,7 +51,7 @@ static void carry_over_manifest(struct version *version, const struct manifest *
         version->job->scan_due |= manifest->is_brief;
         for (size_t i = 0; i < manifest->file_count; i++) {
                 const struct manifest_file *old = &manifest->files[i];
-                struct agent_file *file = carry_over_file(version, old->name, old->rank, old->size, manifest_file_generation(manifest, old));
+                struct agent_file *file = carry_over_file(version, old->name, old->rank, old->size, manifest_file_sequence(manifest, old));
 
                 if (file)
                         file->stored = true;
@@ -61,7 +61,7 @@ static void carry_over_manifest(struct version *version, const struct manifest *
 /* Whether the memory of `before` is the writing before `version`, as far as the agent knows. */
 static bool may_carry(const struct version *version, const struct version *before, const struct manifest *manifest)
 {
-        if (!strcmp(before->tag, version->tag) && before != version && !before->is_remote && before->generation < version->generation &&
+        if (!strcmp(before->tag, version->tag) && before != version && !before->is_remote && version_follows(version, before->sequence) &&
             (lifecycle_complete(before->life.state) || before->failed_by_storage) && !before->superseded && !before->is_gone &&
             (before->stored || before->life.state != NEBULA_STATE_DURABLE) && /* else it was removed from storage */
             ancestry_covers(version, before->run, before->sequence))
@@ -77,26 +77,36 @@ static bool is_confirmed(const struct version *version, const struct version *be
         return is_same_run || !version->job->persist_path[0] || ancestry_is_compared(before);
 }
 
+bool carry_over_is_first(const struct version *version)
+{
+        const struct job *job = version->job;
+        const struct version *other = job->tag_counts[job_tag_slot(version->tag)] > 1 ? job->versions : NULL;
+
+        while (other && (other == version || strcmp(other->tag, version->tag)))
+                other = other->next;
+        return !other && !job_stored(job, version->tag);
+}
+
 void carry_over(struct version *version)
 {
         struct version *before = NULL;
         const struct manifest *manifest;
 
-        if (version->generation <= 1)
-                return; /* the first of its tag */
+        if (carry_over_is_first(version))
+                return;
         manifest = job_stored(version->job, version->tag);
         if (manifest && !version->job->is_scanned && strcmp(manifest->run, version->run))
                 manifest = NULL; /* an earlier run has listed it: the scan may find a later one */
         for (struct version *other = version->job->versions; other; other = other->next)
-                if (may_carry(version, other, manifest) && (!before || other->generation > before->generation))
+                if (may_carry(version, other, manifest) && (!before || other->sequence > before->sequence))
                         before = other;
         if (before && !is_confirmed(version, before)) {
-                version->ancestry->carries_from = before->generation;
+                version->ancestry->carries_from = before->id;
                 before->is_awaited = true;
         } else if (before) {
                 carry_over_version(version, before);
         }
-        if (manifest && manifest->generation < version->generation && ancestry_covers(version, manifest->run, manifest->sequence))
+        if (manifest && version_follows(version, manifest->sequence) && ancestry_covers(version, manifest->run, manifest->sequence))
                 carry_over_manifest(version, manifest);
 }
 
@@ -104,7 +114,7 @@ bool carry_over_awaits(const struct version *version)
 {
         const struct manifest *manifest = job_stored(version->job, version->tag);
 
-        return manifest && manifest->is_brief && manifest->generation < version->generation &&
+        return manifest && manifest->is_brief && version_follows(version, manifest->sequence) &&
                ancestry_covers(version, manifest->run, manifest->sequence);
 }
 
@@ -159,46 +169,6 @@ static void set_lines_again(struct job *job)
         }
 }
 
-static bool is_numbered_here(const struct version *version)
-{
-        return !version->stored && !version->adopted && !version->is_remote && !version->superseded && version->life.state != NEBULA_STATE_FAILED;
-}
-
-/* No other process has seen these generations: one process gives them. If one was given before storage was known, all were. They move
- * together, or two writings would have one number. */
-static bool moves(const struct version *version, const struct manifest *manifest)
-{
-        if (!is_numbered_here(version))
-                return false;
-        for (const struct version *other = version->job->versions; other; other = other->next)
-                if (is_numbered_here(other) && !strcmp(other->tag, version->tag) && other->generation <= manifest->generation)
-                        return true;
-        return false;
-}
-
-/* Files that were carried over from a writing that moves get its new number. */
-static void move_generation(struct catalogue *catalogue, struct version *version, uint64_t by)
-{
-        for (size_t i = 0; i < version->file_count; i++) {
-                struct agent_file *file = &version->files[i];
-
-                if (file->generation != version->generation && file->image && !file->stored)
-                        file->generation += by;
-        }
-        version_set_generation(catalogue, version, version->generation + by);
-}
-
-/* The list is newest first. The oldest shows if any of them moves. */
-static void move_generations(struct catalogue *catalogue, struct job *job)
-{
-        for (struct version *version = job->versions; version; version = version->next) {
-                const struct manifest *manifest = job_stored(job, version->tag);
-
-                if (manifest && moves(version, manifest))
-                        move_generation(catalogue, version, manifest->generation);
-        }
-}
-
 /* True if memory has a version of an older run, and storage one that the next run, on another node, has made durable. */
 static bool give_way_to_other_run(struct catalogue *catalogue, struct version *version, const struct manifest *manifest)
 {
@@ -216,13 +186,13 @@ static void carry_over_late(struct version *version, const struct manifest *mani
 {
         const struct version *before = version->job->versions;
 
-        while (before && (before == version || before->generation != version->ancestry->carries_from || strcmp(before->tag, version->tag)))
+        while (before && before->id != version->ancestry->carries_from)
                 before = before->next;
         version->ancestry->carries_from = 0;
         if (before && before->in_memory && !before->superseded && !before->is_gone &&
             (!manifest || ancestry_compare(before, manifest) != ANCESTRY_EARLIER))
                 carry_over_version(version, before);
-        else if (manifest && manifest->generation < version->generation && ancestry_covers(version, manifest->run, manifest->sequence))
+        else if (manifest && version_follows(version, manifest->sequence) && ancestry_covers(version, manifest->run, manifest->sequence))
                 carry_over_manifest(version, manifest);
 }
 
@@ -266,7 +236,7 @@ void carry_over_stored(struct catalogue *catalogue, struct job *job, bool is_fir
                 const struct manifest *manifest = job_stored(job, version->tag);
 
                 if (manifest && !give_way_to_other_run(catalogue, version, manifest))
-                        version_give_way(catalogue, version, manifest->generation, manifest->sequence);
+                        version_give_way(catalogue, version, manifest->sequence);
         }
         compare_all(catalogue, job);
         for (struct version *version = job->versions; version; version = version->next)
@@ -274,11 +244,8 @@ void carry_over_stored(struct catalogue *catalogue, struct job *job, bool is_fir
                         carry_over_late(version, job_stored(job, version->tag));
         for (struct version *version = job->versions; version; version = version->next)
                 version->is_awaited = false;
-        move_generations(catalogue, job);
         for (struct version *version = job->versions; version; version = version->next) {
-                const struct manifest *manifest = job_stored(job, version->tag);
-
-                if (version->stored || version->adopted || version->superseded || (!manifest && version->generation <= 1))
+                if (version->stored || version->adopted || version->superseded)
                         continue;
                 if (!lifecycle_complete(version->life.state) || !version->in_memory)
                         continue;

@@ -9,11 +9,13 @@
 
 #include "agent/catalogue/catalogue.h"
 
-/* Adds to a version the files of the newest whole generation before it that it did not write, from memory or storage. */
+/* Adds to a version the files of the newest whole writing before it that it did not write, from memory or storage. */
 void carry_over(struct version *version);
+/* Whether this node knows of no other version of the tag. */
+bool carry_over_is_first(const struct version *version);
 /* Whether files of the tag's version in storage are still to be added, because a scan has to read its manifest first. */
 bool carry_over_awaits(const struct version *version);
-/* For versions that were committed before storage was known: adds files of an older generation in storage. At the first scan it also
+/* For versions that were committed before storage was known: adds files of the tag's version in storage. At the first scan it also
  * makes these versions newer than all stored ones. */
 void carry_over_stored(struct catalogue *catalogue, struct job *job, bool is_first);
 

@@ -59,22 +59,14 @@ static struct version *open_version(const struct session *session, const char *t
         return NULL;
 }
 
-static struct version *new_generation(struct catalogue *catalogue, struct session *session, const char *tag,
+static struct version *new_writing(struct catalogue *catalogue, struct session *session, const char *tag,
                                       int64_t file_goal, struct nebula_error *error)
 {
         struct job *job = session->job;
-        const struct manifest *stored = job_stored(job, tag);
-        uint64_t generation = stored ? stored->generation : 0;
-        struct version *before = NULL, *version;
+        struct version *before = job_may_have(job, tag) ? job->versions : NULL, *version;
 
-        for (struct version *other = job_may_have(job, tag) ? job->versions : NULL; other; other = other->next) {
-                if (strcmp(other->tag, tag))
-                        continue;
-                if (!before)
-                        before = other;
-                if (other->generation > generation)
-                        generation = other->generation;
-        }
+        while (before && strcmp(before->tag, tag))
+                before = before->next;
         version = version_new(catalogue, job, tag, error);
         if (!version)
                 return NULL;
@@ -83,7 +75,6 @@ static struct version *new_generation(struct catalogue *catalogue, struct sessio
                 version->writing = 0; /* it is no writing before itself */
                 version->writing = world_next_writing(job, tag, version->run);
         }
-        version->generation = generation + 1;
         version->world = session->world;
         version->file_goal = file_goal;
         for (size_t i = 0; before && i < before->idle_count; i++) {
@@ -133,10 +124,10 @@ struct version *commit_begin(struct catalogue *catalogue, struct session *sessio
         for (struct version *other = !version && job_may_have(job, tag) ? job->versions : NULL; other; other = other->next)
                 if (!strcmp(other->tag, tag) && other->life.state != NEBULA_STATE_FAILED && !(other->superseded && strcmp(other->run, session->run))) {
                         other->next_goal = file_goal;
-                        return other; /* whole, or closed by this rank: the rank's next save begins the next generation */
+                        return other; /* whole, or closed by this rank: the rank's next save begins the next writing */
                 }
         if (!version)
-                version = new_generation(catalogue, session, tag, file_goal, error);
+                version = new_writing(catalogue, session, tag, file_goal, error);
         if (!version || !own_part(version, session, error))
                 return NULL;
         if (version->file_goal == NEBULA_FILES_OPEN)
@@ -145,13 +136,14 @@ struct version *commit_begin(struct catalogue *catalogue, struct session *sessio
         return version;
 }
 
-struct version *commit_known(struct job *job, const char *tag, uint64_t generation, struct nebula_error *error)
+struct version *commit_known(const struct session *session, const char *tag, uint64_t writing, struct nebula_error *error)
 {
+        struct job *job = session->job;
         struct version *known = NULL;
 
         for (struct version *version = job_may_have(job, tag) ? job->versions : NULL; version; version = version->next)
-                if (!strcmp(version->tag, tag) && version->generation >= generation &&
-                    (!known || version->generation < known->generation))
+                if (!strcmp(version->tag, tag) && !strcmp(version->run, session->run) && version->writing >= writing &&
+                    (!known || version->writing < known->writing))
                         known = version;
         if (!known)
                 error_set(error, NEBULA_NOT_FOUND, 0, "memory has no checkpoint \"%s\"", tag);
@@ -172,7 +164,7 @@ struct version *commit_target(struct catalogue *catalogue, struct session *sessi
         if (!rank_may_add(version, session)) {
                 target = open_version(session, version->tag);
                 if (!target)
-                        target = new_generation(catalogue, session, version->tag,
+                        target = new_writing(catalogue, session, version->tag,
                                                 version->next_goal ? version->next_goal : version->file_goal, error);
         }
         part = target ? own_part(target, session, error) : NULL;
@@ -217,7 +209,7 @@ static void warn_of_other_rank(struct version *version, const struct session *se
 
         while (loan && (loan->rank == session->rank || strcmp(loan->name, name)))
                 loan = loan->next;
-        if (file && file->generation == version->generation && file->rank != session->rank)
+        if (file && !file->origin && file->rank != session->rank)
                 other = file->rank;
         else if (loan)
                 other = loan->rank;
@@ -291,7 +283,7 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
         struct agent_file *file = version_file(version, loan->name);
         struct part *part = version_part_get(version, loan->rank);
         struct image_loan **link = &version->loans;
-        bool again = file && file->generation == version->generation && file->rank == loan->rank;
+        bool again = file && !file->origin && file->rank == loan->rank;
         enum nebula_status status = take_sums(loan, request->sum_count, error);
 
         if (status)
@@ -305,7 +297,7 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
         file->rank = loan->rank;
         file->format = loan->format;
         file->size = loan->size;
-        file->generation = version->generation;
+        file->origin = 0;
         file->image = loan->image; /* the loan's hold passes to the file */
         memory_set_copied(file->image, IMAGE_WHOLE);
         if (file->image->lacks_pages)

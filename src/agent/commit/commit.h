@@ -1,11 +1,11 @@
 /*
  * commit.h - the requests of a rank: it begins a tag, saves files, and closes its part. commit_rule.h decides when the version is complete.
  *
- * A tag that is saved again starts the next generation, a version of its own;
- * files that it does not write carry over from the generation before (carry_over.h) when it
+ * A tag that is saved again begins another writing, a version of its own;
+ * files that it does not write carry over from the writing before (carry_over.h) when it
  * becomes complete. A rank that has nothing to write may close the complete tag again
- * before another rank's first save has begun the next generation. The version
- * remembers that (idle_parts), so that the next generation does not wait for this rank.
+ * before another rank's first save has begun the next writing. The version
+ * remembers that (idle_parts), so that the next writing does not wait for this rank.
  *
  * All functions need the catalogue's lock.
  */
@@ -18,10 +18,10 @@
  * or a failed allocation. */
 struct version *commit_begin(struct catalogue *catalogue, struct session *session, const char *tag, int64_t file_goal,
                              struct nebula_error *error);
-/* Returns the tag's version of this writing in memory or, if that is gone, of the next later one. Changes nothing. NULL:
- * NEBULA_NOT_FOUND. */
-struct version *commit_known(struct job *job, const char *tag, uint64_t generation, struct nebula_error *error);
-/* The version that a file saved to `version` becomes part of: `version` itself, or the next generation. */
+/* Returns the version in memory of this writing of the tag by the session's run or, if that is gone, of the next later one. Changes
+ * nothing. NULL: NEBULA_NOT_FOUND. */
+struct version *commit_known(const struct session *session, const char *tag, uint64_t writing, struct nebula_error *error);
+/* The version that a file saved to `version` becomes part of: `version` itself, or another writing of its tag. */
 struct version *commit_target(struct catalogue *catalogue, struct session *session, struct version *version,
                               struct nebula_error *error);
 /* Lends `image` for a file. */

@@ -113,7 +113,7 @@ bool commit_foreseen(const struct catalogue *catalogue, struct version *version)
 {
         bool has_begun = false;
 
-        if (!version_open(version) || version->generation != 1 || version->adopted || version->is_spread ||
+        if (!version_open(version) || !carry_over_is_first(version) || version->adopted || version->is_spread ||
             world_is_spread((struct catalogue *)catalogue, version))
                 return false;
         for (const struct image_loan *loan = version->loans; loan; loan = loan->next) {

@@ -82,7 +82,6 @@ static void cover(struct coverage *coverage, const struct captured *captured)
         if (captured->goes_back && (!coverage->goes_back || captured->after < coverage->after))
                 coverage->after = captured->after;
         coverage->goes_back = coverage->goes_back || captured->goes_back;
-        coverage->generation = captured->generation > coverage->generation ? captured->generation : coverage->generation;
         coverage->sequence = captured->sequence > coverage->sequence ? captured->sequence : coverage->sequence;
 }
 

@@ -15,7 +15,7 @@ struct coverage_document;
 struct coverage {
         uint64_t *ranks; /* of the world: 1 + the rank's number of files when covered */
         uint32_t count, world;
-        uint64_t files, generation, sequence, nodes;
+        uint64_t files, sequence, nodes;
         bool goes_back; /* the earliest step that one of the documents goes back to */
         int64_t after;
         struct coverage_document *read; /* those that it was made from, ascending */

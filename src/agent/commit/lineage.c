@@ -122,7 +122,7 @@ static bool is_rewritten(const struct version *version)
 static bool is_partial(const struct version *version)
 {
         for (size_t i = 0; i < version->file_count; i++)
-                if (version->files[i].generation != version->generation)
+                if (version->files[i].origin)
                         return true;
         return false;
 }

@@ -143,7 +143,6 @@ void world_describe_committed(const struct version *version, struct committed *r
 
         memset(ret_committed, 0, sizeof *ret_committed);
         world_fill_of(version, &ret_committed->of);
-        ret_committed->generation = version->generation;
         ret_committed->sequence = version->sequence;
         ret_committed->line = version->line;
         ret_committed->persist = version->wanted;
@@ -223,7 +222,7 @@ void world_report_again(struct catalogue *catalogue, struct store *store, struct
 enum nebula_status world_commit_document(struct store *store, const struct captured *own, const struct coverage *coverage,
                                           const struct line *line, bool persist, struct committed *ret_committed, struct nebula_error *error)
 {
-        struct committed committed = { .of = own->of, .generation = coverage->generation, .sequence = coverage->sequence,
+        struct committed committed = { .of = own->of, .sequence = coverage->sequence,
                                        .line = *line, .persist = persist, .node_count = coverage->nodes };
         struct manifest before = { 0 };
         struct nebula_error failure = { 0 };
@@ -231,8 +230,6 @@ enum nebula_status world_commit_document(struct store *store, const struct captu
         enum nebula_status status = manifest_load(store, own->of.tag, &before, &failure);
 
         if (!status) {
-                if (committed.generation <= before.generation)
-                        committed.generation = before.generation + 1;
                 if (committed.sequence <= before.sequence)
                         committed.sequence = before.sequence + 1;
                 manifest_done(&before);
@@ -322,7 +319,6 @@ bool world_describe(const struct version *version, struct captured *captured)
 {
         memset(captured, 0, sizeof *captured);
         world_fill_of(version, &captured->of);
-        captured->generation = version->generation;
         captured->sequence = version->nodes->announce_sequence;
         captured->after = lineage_goes_back(version);
         captured->goes_back = captured->after != LINEAGE_GOES_ON;

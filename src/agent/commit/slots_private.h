@@ -43,7 +43,7 @@ struct job_runs {
 struct version_ancestry {
         uint64_t beginning; /* the job's runs.beginning when this version was begun */
         uint64_t compared;  /* 1 + runs.beginning of the run that has compared it with storage; 0: none has */
-        uint64_t carries_from; /* generation of the writing in memory whose files it takes over once storage has confirmed that one; 0: none */
+        uint64_t carries_from; /* id of the version in memory whose files it takes over once storage has confirmed that one; 0: none */
         /* Sequence of the stored version that this one may replace, whichever run wrote that; 0: only a version of its
          * own run, or as ancestry.h allows. */
         uint64_t base_sequence;

@@ -102,10 +102,10 @@ uint64_t world_next_writing(const struct job *job, const char *tag, const char *
         uint64_t writing = 0;
 
         for (const struct version *version = job_may_have(job, tag) ? job->versions : NULL; version; version = version->next)
-                if (!strcmp(version->tag, tag) && !strcmp(version->run, run) && version->writing > writing)
+                if (!version->is_remote && !strcmp(version->tag, tag) && !strcmp(version->run, run) && version->writing > writing)
                         writing = version->writing;
-        if (!writing)
-                writing = stored && !strcmp(stored->run, run);
+        if (stored && !strcmp(stored->run, run) && stored->writing > writing)
+                writing = stored->writing;
         return writing + 1;
 }
 
@@ -176,7 +176,6 @@ static void adopt(struct catalogue *catalogue, struct version *version, const st
         }
         if (!version_open(version) || fail_unlisted(catalogue, version, committed))
                 return;
-        version_set_generation(catalogue, version, committed->generation);
         version->sequence = committed->sequence;
         version->line = committed->line;
         world_keep_decision(version, committed);
@@ -270,7 +269,7 @@ static enum nebula_status count_writings(struct catalogue *catalogue, struct ver
         if (count >= version->writing)
                 version->writing = count + 1;
         for (const struct version *older = version->next; older; older = older->next)
-                if (older->writing >= version->writing && !strcmp(older->tag, version->tag) && !strcmp(older->run, version->run))
+                if (!older->is_remote && older->writing >= version->writing && !strcmp(older->tag, version->tag) && !strcmp(older->run, version->run))
                         version->writing = older->writing + 1;
         if (version->writing != before)
                 version_mark(catalogue, version);
@@ -333,7 +332,7 @@ static void announce(struct catalogue *catalogue, struct version *version)
 /* Lock held; released meanwhile. */
 static void write_given_up(struct catalogue *catalogue, struct version *version)
 {
-        struct committed given_up = { .generation = version->generation };
+        struct committed given_up = { 0 };
         struct nebula_error error = { 0 };
         struct store *store;
         enum nebula_status status;

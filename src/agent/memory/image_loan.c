@@ -245,7 +245,7 @@ enum nebula_status image_loan_open(struct catalogue *catalogue, struct session *
         if (request->format > IPC_FORMAT_RAW || request->size > INT64_MAX)
                 return error_set(error, NEBULA_INVALID, 0, "file \"%s\" has an impossible size or format", request->name);
         *ret_loan = NULL;
-        do { /* again if the version was committed while the file waited: the file belongs to the next generation then */
+        do { /* again if the version was committed while the file waited: the file belongs to the next writing then */
                 version = commit_target(catalogue, session, version, error);
                 if (!version) {
                         status = error->status;

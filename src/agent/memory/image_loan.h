@@ -8,7 +8,7 @@
 #include "agent/catalogue/catalogue.h"
 
 /*
- * Lends an image for the file. *ret_version is the version that the file belongs to, perhaps a new generation. It is set
+ * Lends an image for the file. *ret_version is the version that the file belongs to, perhaps a new one. It is set
  * even if the file is refused, if a version was begun or found. Call with the lock held; drops it while it makes pages or
  * waits for room. `given_up` is called now and then during a long wait. NULL: does not wait; if a wait would be needed,
  * *ret_loan is NULL.

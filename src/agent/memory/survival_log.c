@@ -42,7 +42,7 @@ void survival_log_write(struct catalogue *catalogue, struct version *version)
 
         if (!catalogue->memory->directory[0] || version->survival->is_forgotten)
                 return;
-        /* The next agent must not take a version that gave way for the newest generation of its tag. */
+        /* The next agent must not take a version that gave way for the newest writing of its tag. */
         if (!version->in_memory || (version->gives_way && version->life.state == NEBULA_STATE_FAILED)) {
                 remove_log(catalogue, version);
                 return;

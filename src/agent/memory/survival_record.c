@@ -22,7 +22,7 @@
 #include "sum/sum.h"
 
 #define RECORD_MAGIC 0x544f4e4eu /* "NNOT" */
-#define RECORD_VERSION 6u
+#define RECORD_VERSION 7u
 #define CRC_BYTES 8u
 /* Upper bounds of the written sizes, so that one allocation is enough. */
 #define FIXED_BYTES (512u + 2 * sizeof(struct line))
@@ -75,13 +75,13 @@ static void put_text(char **at, const char *text)
 }
 
 static void put_file(char **at, const char *name, uint32_t rank, enum ipc_format format, bool stored, uint64_t size,
-                     uint64_t generation, const struct image *image)
+                     uint64_t origin, const struct image *image)
 {
         put_text(at, name);
         put_u32(at, rank);
         put_u8(at, (uint8_t)((uint32_t)format | (stored ? STORED : 0)));
         put_u64(at, size);
-        put_u64(at, generation);
+        put_u64(at, origin);
         put_u64(at, image && image->named ? image->id : 0);
 }
 
@@ -156,7 +156,6 @@ static void put_version(char **at, const struct version *version)
 
         put_text(at, version->tag);
         put_text(at, version->run);
-        put_u64(at, version->generation);
         put_u64(at, version->sequence);
         put_u64(at, (uint64_t)version->file_goal);
         put_u64(at, version->writing);
@@ -208,7 +207,7 @@ static void put_files(char **at, const struct version *version, size_t first)
         for (size_t i = first; i < version->file_count; i++) {
                 const struct agent_file *file = &version->files[i];
 
-                put_file(at, file->name, file->rank, file->format, file->stored, file->size, file->generation, file->image);
+                put_file(at, file->name, file->rank, file->format, file->stored, file->size, file->origin, file->image);
         }
 }
 
@@ -216,7 +215,7 @@ static void put_loans(char **at, const struct version *version, uint32_t loan_co
 {
         put_u32(at, loan_count);
         for (const struct image_loan *loan = version->loans; loan; loan = loan->next) {
-                put_file(at, loan->name, loan->rank, loan->format, false, loan->size, version->generation, loan->image);
+                put_file(at, loan->name, loan->rank, loan->format, false, loan->size, 0, loan->image);
                 put_u64(at, loan->nonce);
         }
 }
@@ -451,7 +450,7 @@ static void get_parts(struct reader *reader, struct version *version)
         }
 }
 
-/* Reads the fields that a file and a loan share. If there is an image: finds it, if another generation has adopted
+/* Reads the fields that a file and a loan share. If there is an image: finds it, if another version has adopted
  * it already, or adopts it. */
 static struct image *get_file(struct catalogue *catalogue, struct reader *reader, const struct job *job, struct agent_file *file)
 {
@@ -466,7 +465,7 @@ static struct image *get_file(struct catalogue *catalogue, struct reader *reader
         file->stored = format & STORED;
         file->format = (enum ipc_format)bounded(reader, format & ~STORED, IPC_FORMAT_RAW);
         file->size = get_u64(reader, DOCUMENT_SIZE_MAX);
-        file->generation = get_u64(reader, DOCUMENT_GENERATION_MAX);
+        file->origin = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
         id = get_u64(reader, UINT64_MAX);
         if (reader->wrong || !id)
                 return NULL;
@@ -500,7 +499,7 @@ static void get_files(struct catalogue *catalogue, struct reader *reader, struct
                 }
                 *file = read;
                 /* A durable version may have files of other nodes, which storage has. */
-                if (!file->image && file->generation == version->generation && version->life.state != NEBULA_STATE_DURABLE)
+                if (!file->image && !file->origin && version->life.state != NEBULA_STATE_DURABLE)
                         reader->wrong = "describes an image without a name, which ended with its agent";
         }
 }
@@ -615,10 +614,9 @@ static void get_version(struct reader *reader, struct version *version)
         double at;
 
         get_text(reader, true, version->run, sizeof version->run);
-        version->generation = get_u64(reader, DOCUMENT_GENERATION_MAX);
         version->sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
         version->file_goal = (int64_t)get_u64(reader, UINT64_MAX);
-        version->writing = get_u64(reader, DOCUMENT_GENERATION_MAX);
+        version->writing = get_u64(reader, DOCUMENT_NUMBER_MAX);
         announce_sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
         get_line(reader, &version->line);
         version->base.read_at = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
@@ -681,7 +679,7 @@ enum nebula_status survival_record_read(struct catalogue *catalogue, uint64_t id
         }
         version->stored = version->recorded = version->life.state == NEBULA_STATE_DURABLE;
         job_saw_sequence(job, version->sequence);
-        log_event(LOG_LEVEL_INFO, "took over %s generation %" PRIu64 ", %s, %" PRIu64 " MiB", version->tag, version->generation,
+        log_event(LOG_LEVEL_INFO, "took over %s, %s, %" PRIu64 " MiB", version->tag,
                   nebula_state_name(version->life.state), version_size(version) >> 20);
         return NEBULA_OK;
 }

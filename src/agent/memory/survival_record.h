@@ -17,15 +17,15 @@
  *     trainer spelled it: text (the first one is a URL with its SAS if it has one: the file is readable by its
  *     user alone); newest run: text; its begin: u64; umask, group u32; bytes of the path up to the mount point
  *     on which the directory lies u32, or 0: the job; its storage path has no links in it
- *   - tag, run: texts; generation, sequence u64; goal i64; writing, announced u64; its line; time at which its
+ *   - tag, run: texts; sequence u64; goal i64; writing, announced u64; its line; time at which its
  *     ranks read a file of an older version u64, the step i64 and line of that version; base u64; carries from
  *     u64; time of the state f64; world u32; state u8; flags u8: base: the sequence of the writing in storage
- *     that it may replace; carries from: the generation of the writing whose files it takes over once storage is
+ *     that it may replace; carries from: the id of the version whose files it takes over once storage is
  *     read, or 0; flags: 1 ranks on other nodes, 2 a client waits for durability; the tier from which its ranks
  *     had read (the column read_tier of the history): 4 memory, 8 a peer, 12 storage, 0 not known
  *   - count u32; each: rank, pid, files u32; nonce u64; flags u8; begun, captured f64: ranks; flags: 1 closed, 2
  *     closed before it had begun
- *   - count u32; each: name; rank u32; format u8; size, generation, image u64: files; format: plus 128 if
+ *   - count u32; each: name; rank u32; format u8; size, origin, image u64: files; format: plus 128 if
  *     storage is known to have that writing; image 0: storage alone has it
  *   - count u32; each: the same, and nonce u64: images that are being filled
  *   - attempt u32; count u32; each: key, text: only if there are any: uploads that were begun and not ended, the

@@ -302,7 +302,7 @@ static const struct peer_copy *newest_copy(const struct peer_copies *peers, cons
                         const struct peer_copy *copy = &peers->members[i].listing.copies[j];
                         const struct order_entry entry = order_entry(copy->tag, copy->sequence, &copy->line);
 
-                        if ((*tag && strcmp(tag, copy->tag)) || !version_wanted(wanted, copy->generation, copy->sequence))
+                        if ((*tag && strcmp(tag, copy->tag)) || !version_wanted(wanted, copy->sequence))
                                 continue;
                         if (best && *tag && copy->sequence <= best->sequence)
                                 continue;
@@ -341,7 +341,6 @@ static void put_behind(struct version *version, struct version *own)
 {
         struct job *job = version->job;
 
-        version->writing = own->writing;
         job->versions = version->next;
         version->next = own->next;
         own->next = version;
@@ -366,7 +365,7 @@ static void learn_file(struct version *version, const struct peer_file *what)
         file->rank = what->rank;
         file->format = what->format;
         file->size = what->size;
-        file->generation = what->generation;
+        file->origin = what->origin;
 }
 
 /* Lock held. One version with the files of all nodes' copies of it. */
@@ -382,12 +381,11 @@ static struct version *remote_version(struct catalogue *catalogue, struct job *j
                 if (!version)
                         return NULL;
                 version->is_remote = version->recorded = true;
-                version->generation = best->generation;
                 version->sequence = best->sequence;
                 version->line = best->line;
                 version->world = best->world;
                 strcpy(version->run, best->run);
-                version->writing = 0; /* no version of this node, or the same */
+                version->writing = best->writing;
                 own = own_share(job, best);
                 if (own)
                         put_behind(version, own);

@@ -197,8 +197,8 @@ enum nebula_status replica_send(struct replica *replica, struct channel *channel
         if (!status)
                 status = send_keep(replica, channel, version->id, SIZE_MAX, error);
         if (!status)
-                log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " is replicated on node \"%s\": %" PRIu64 " MiB in %.2f s", outgoing.what.tag,
-                          outgoing.what.generation, channel->peer->hello.node, sent >> 20, (double)(os->now_ns() - start) / 1e9);
+                log_event(LOG_LEVEL_INFO, "%s is replicated on node \"%s\": %" PRIu64 " MiB in %.2f s", outgoing.what.tag,
+                          channel->peer->hello.node, sent >> 20, (double)(os->now_ns() - start) / 1e9);
 done:
         outgoing_done(replica->catalogue, &outgoing);
         return status;

@@ -102,7 +102,7 @@ static enum nebula_status serve_seal(struct visitor *visitor, struct nebula_erro
                 log_event(LOG_LEVEL_WARN, "a copy that node \"%s\" sent is not kept: %s", peer->hello.node, refusal.message);
                 return peer_send_answer(peer, refusal.status, refusal.message, error);
         }
-        log_event(LOG_LEVEL_INFO, "holds %s generation %" PRIu64 " for node \"%s\"", copy->what.tag, copy->what.generation, peer->hello.node);
+        log_event(LOG_LEVEL_INFO, "holds %s for node \"%s\"", copy->what.tag, peer->hello.node);
         lock_take(&server->copy_server_lock); /* after it, other threads may drop the copy */
         /* An agent that did not know of this copy has sent it again: the older one is dropped. */
         for (struct copy *other = server->copies; other; other = other->next)

@@ -131,8 +131,8 @@ static json_t *copy_json(const struct peer_copy *copy)
                 const struct peer_file *file = &copy->files[i];
 
                 failed |= json_array_append_new(files, json_pack("{s:s, s:I, s:I, s:I, s:s, s:b}", "name", file->name, "rank",
-                                                                 (json_int_t)file->rank, "size", (json_int_t)file->size, "generation",
-                                                                 (json_int_t)file->generation, "format",
+                                                                 (json_int_t)file->rank, "size", (json_int_t)file->size, "origin",
+                                                                 (json_int_t)file->origin, "format",
                                                                  file->format == IPC_FORMAT_ZIP ? "zip" : "raw", "held", (int)file->held));
         }
         if (failed) {
@@ -141,7 +141,7 @@ static json_t *copy_json(const struct peer_copy *copy)
                 return NULL;
         }
         body = json_pack("{s:o, s:s, s:s, s:s, s:I, s:I, s:I, s:o, s:o}", "id", document_hex(copy->id), "owner", copy->owner, "tag", copy->tag,
-                         "run", copy->run, "generation", (json_int_t)copy->generation, "sequence", (json_int_t)copy->sequence,
+                         "run", copy->run, "writing", (json_int_t)copy->writing, "sequence", (json_int_t)copy->sequence,
                          "world", (json_int_t)copy->world, "ranks", ranks, "files", files);
         if (body && !line_format(&copy->line, body)) {
                 json_decref(body);
@@ -157,7 +157,7 @@ static void read_file(struct document_reader *reader, const json_t *object, stru
         document_text(reader, object, "name", 0, file->name, sizeof file->name);
         file->rank = document_rank(reader, object);
         file->size = document_size(reader, object);
-        file->generation = document_generation(reader, object, UINT64_MAX);
+        file->origin = document_u64(reader, object, "origin", DOCUMENT_SEQUENCE_MAX);
         document_text(reader, object, "format", 0, kind, sizeof kind);
         file->format = !reader->status && strcmp(kind, "zip") ? IPC_FORMAT_RAW : IPC_FORMAT_ZIP;
         file->held = json_is_true(json_object_get(object, "held"));
@@ -196,7 +196,7 @@ static void read_copy(struct document_reader *reader, const json_t *object, stru
         document_text(reader, object, "owner", 0, copy->owner, sizeof copy->owner);
         document_text(reader, object, "tag", 0, copy->tag, sizeof copy->tag);
         document_text(reader, object, "run", 1, copy->run, sizeof copy->run);
-        copy->generation = document_generation(reader, object, UINT64_MAX);
+        copy->writing = document_writing(reader, object);
         copy->sequence = document_sequence(reader, object);
         copy->world = document_world(reader, object);
         line_parse(reader, object, &copy->line);
@@ -398,7 +398,7 @@ enum nebula_status peer_fetch_parse(const char *text, size_t size, struct peer_f
 enum nebula_status peer_part_format(const struct peer_part *part, char **ret_text, size_t *ret_size, struct nebula_error *error)
 {
         return format(json_pack("{s:s, s:s, s:I, s:I, s:I}", "tag", part->tag, "name", part->name, "sequence", (json_int_t)part->sequence,
-                                "generation", (json_int_t)part->generation, "chunk", (json_int_t)part->chunk), ret_text, ret_size, error);
+                                "origin", (json_int_t)part->origin, "chunk", (json_int_t)part->chunk), ret_text, ret_size, error);
 }
 
 enum nebula_status peer_part_parse(const char *text, size_t size, struct peer_part *ret_part, struct nebula_error *error)
@@ -413,7 +413,7 @@ enum nebula_status peer_part_parse(const char *text, size_t size, struct peer_pa
         document_text(&reader, body, "tag", 0, part.tag, sizeof part.tag);
         document_text(&reader, body, "name", 0, part.name, sizeof part.name);
         part.sequence = document_sequence(&reader, body);
-        part.generation = document_generation(&reader, body, UINT64_MAX);
+        part.origin = document_u64(&reader, body, "origin", DOCUMENT_SEQUENCE_MAX);
         part.chunk = (uint32_t)document_u64(&reader, body, "chunk", UINT32_MAX);
         json_decref(body);
         if (!reader.status)

@@ -69,14 +69,14 @@ struct peer_hello {
 };
 struct peer_file {
         char name[IPC_NAME_MAX];
-        uint64_t size, generation;
+        uint64_t size, origin; /* origin: the sequence of the earlier version that wrote it; 0: this version */
         uint32_t rank;
         enum ipc_format format;
-        bool held; /* false: the file is of an earlier generation, and only storage has it */
+        bool held; /* false: an earlier version wrote the file, and only storage has it */
 };
 /* One node's share of a version. `id` is the owner's in OFFER, SEAL and KEEP, the server's in LISTED and FETCH. */
 struct peer_copy {
-        uint64_t id, generation, sequence;
+        uint64_t id, writing, sequence;
         struct line line;
         char owner[IPC_NAME_MAX], tag[IPC_NAME_MAX], run[IPC_NAME_MAX];
         uint32_t world;
@@ -99,7 +99,7 @@ struct peer_fetch {
 /* A chunk of a stored file, which the other end reads from storage if it has not done so. */
 struct peer_part {
         char tag[IPC_NAME_MAX], name[IPC_NAME_MAX];
-        uint64_t sequence, generation; /* of the version, and of the file's writing */
+        uint64_t sequence, origin; /* of the version, and of the one that wrote the file */
         uint32_t chunk;
 };
 struct peer_answer {

@@ -12,7 +12,7 @@ bool share_holds(const struct agent_file *file)
 
 enum nebula_status share_describe(const struct version *version, struct peer_copy *ret_copy, struct nebula_error *error)
 {
-        *ret_copy = (struct peer_copy){ .id = version->id, .generation = version->generation, .sequence = version->sequence, .line = version->line,
+        *ret_copy = (struct peer_copy){ .id = version->id, .writing = version->writing, .sequence = version->sequence, .line = version->line,
                                         .world = version->world };
         strcpy(ret_copy->tag, version->tag);
         strcpy(ret_copy->run, version->run);
@@ -24,7 +24,7 @@ enum nebula_status share_describe(const struct version *version, struct peer_cop
                 const struct agent_file *file = &version->files[i];
                 struct peer_file *to = &ret_copy->files[ret_copy->file_count++];
 
-                *to = (struct peer_file){ .size = file->size, .generation = file->generation, .rank = file->rank, .format = file->format,
+                *to = (struct peer_file){ .size = file->size, .origin = file->origin, .rank = file->rank, .format = file->format,
                                           .held = share_holds(file) };
                 strcpy(to->name, file->name);
         }

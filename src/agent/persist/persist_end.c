@@ -22,18 +22,18 @@ static void name_others(struct catalogue *catalogue, struct version *version, co
 }
 
 /* A later writing of the tag that carries this file over need not write it again: its entry says so. */
-static bool report_later(struct version *later, const struct agent_file *file)
+static bool report_later(struct version *later, const struct version *version, const struct agent_file *file)
 {
         struct agent_file *same = file->image ? version_file(later, file->name) : NULL;
 
         if (!same || same->image != file->image)
                 return false;
-        same->generation = file->generation;
+        same->origin = version_file_sequence(version, file);
         same->stored = true;
         return true;
 }
 
-/* Each file gets the generation that the manifest names. A file that was to carry over, and that storage did not have, was written
+/* Each file gets the origin that the manifest names. A file that was to carry over, and that storage did not have, was written
  * with the rest. */
 static void files_stored(struct catalogue *catalogue, struct version *version, const struct manifest *manifest)
 {
@@ -42,16 +42,17 @@ static void files_stored(struct catalogue *catalogue, struct version *version, c
 
                 if (!file)
                         continue;
-                file->generation = manifest_file_generation(manifest, &manifest->files[i]);
+                file->origin = manifest_file_origin(manifest, &manifest->files[i]);
                 file->stored = true;
         }
+        version_mark_files(catalogue, version);
         for (struct version *later = version->job->versions; later; later = later->next) {
                 bool is_reported = false;
 
-                if (later == version || later->generation <= version->generation || strcmp(later->tag, version->tag))
+                if (later == version || !version_follows(later, version->sequence) || strcmp(later->tag, version->tag))
                         continue;
                 for (size_t i = 0; i < version->file_count; i++)
-                        is_reported = report_later(later, &version->files[i]) || is_reported;
+                        is_reported = report_later(later, version, &version->files[i]) || is_reported;
                 if (is_reported)
                         version_mark_files(catalogue, later);
         }
@@ -68,7 +69,6 @@ static bool make_known(struct plan *plan, bool is_writer)
         bool is_newest;
 
         catalogue_lock(catalogue);
-        version_set_generation(catalogue, version, written->generation);
         version->sequence = written->sequence;
         version->line = written->line;
         job_saw_sequence(job, written->sequence);

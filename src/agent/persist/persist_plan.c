@@ -58,8 +58,7 @@ static void set_loans(struct plan *plan, const struct version *version)
 
         for (const struct image_loan *loan = version->loans; loan; loan = loan->next) {
                 struct plan_file file = {
-                        .rank = loan->rank, .is_zip = loan->format == IPC_FORMAT_ZIP, .size = loan->size,
-                        .generation = version->generation, .image = loan->image,
+                        .rank = loan->rank, .is_zip = loan->format == IPC_FORMAT_ZIP, .size = loan->size, .image = loan->image,
                 };
 
                 set_file(plan, --at, &file, loan->name);
@@ -87,13 +86,13 @@ static bool is_as_planned(struct plan *plan)
 {
         struct version *version = plan->version;
         bool same = lifecycle_complete(version->life.state) && version->in_memory && !version->is_spread &&
-                    version->generation == plan->writer.manifest.generation && version->file_count == plan->file_count;
+                    version->file_count == plan->file_count;
 
         for (size_t i = 0; same && i < plan->file_count; i++) {
                 const struct plan_file *file = &plan->files[i];
                 const struct agent_file *own = version_file(version, file->name);
 
-                same = own && own->image == file->image && own->generation == file->generation && own->rank == file->rank;
+                same = own && own->image == file->image && own->origin == file->origin && own->rank == file->rank;
         }
         return same;
 }
@@ -135,7 +134,7 @@ static enum nebula_status take_files(struct plan *plan, struct nebula_error *err
                 const struct agent_file *own = &version->files[i];
                 struct plan_file file = {
                         .rank = own->rank, .is_zip = own->format == IPC_FORMAT_ZIP, .size = own->size,
-                        .generation = own->generation, .image = own->image && !own->image->restored ? own->image : NULL,
+                        .origin = own->origin, .image = own->image && !own->image->restored ? own->image : NULL,
                         .chunks = own->chunks, .chunk_count = own->chunk_count,
                 };
 
@@ -156,7 +155,7 @@ static void fill_head(struct plan *plan)
         snprintf(manifest->tag, sizeof manifest->tag, "%s", version->tag);
         snprintf(manifest->job, sizeof manifest->job, "%s", version->job->name);
         snprintf(manifest->run, sizeof manifest->run, "%s", version->run);
-        manifest->generation = version->generation;
+        manifest->writing = version->writing;
         manifest->world = version->world;
         if (version->is_spread || os->host_name(manifest->host, sizeof manifest->host) < 0)
                 manifest->host[0] = 0;
@@ -205,7 +204,7 @@ enum nebula_status plan_check_owner(const struct plan *plan, const struct manife
 {
         const struct job *job = plan->job;
 
-        if (!before->generation)
+        if (!before->sequence)
                 return NEBULA_OK;
         if (strcmp(before->job, job->name))
                 return error_set(error, NEBULA_INVALID, 0,
@@ -224,8 +223,9 @@ enum nebula_status plan_begin(struct plan *plan, bool *ret_is_there, struct nebu
         if (plan->writer.before.is_unsound)
                 log_event(LOG_LEVEL_WARN, "%s in %s is damaged and is written anew: %s", own->tag, plan->job->persist_path,
                           plan->writer.before.unsound.message);
-        *ret_is_there = before->generation == own->generation && !strcmp(before->run, own->run) &&
-                        (plan->spread || before->sequence == own->sequence);
+        /* Another node may have raised the sequence when it made the manifest. */
+        *ret_is_there = before->writing == own->writing && !strcmp(before->run, own->run) &&
+                        (before->sequence == own->sequence || (plan->spread && before->sequence > own->sequence));
         if (*ret_is_there && before->sequence == own->sequence)
                 return NEBULA_OK;
         return plan_check_owner(plan, before, error);
@@ -239,8 +239,8 @@ static enum nebula_status find_carried(struct plan *plan, struct nebula_error *e
                 struct plan_file *file = &plan->files[i];
                 const struct manifest_file *stored = manifest_find_file(before, file->name);
 
-                file->carried = file->stored && file->generation != plan->writer.manifest.generation && stored &&
-                                manifest_file_generation(before, stored) == file->generation && stored->rank == file->rank && stored->size == file->size;
+                file->carried = file->stored && file->origin && stored && manifest_file_sequence(before, stored) == file->origin &&
+                                stored->rank == file->rank && stored->size == file->size;
                 file->before_index = file->carried ? (size_t)(stored - before->files) : 0;
         }
         return plan_check_carried(plan, error);
@@ -254,14 +254,12 @@ enum nebula_status plan_carry_over(struct plan *plan, struct nebula_error *error
 
         if (status)
                 return status;
-        if (before->generation >= own->generation)
-                own->generation = before->generation + 1;
         if (before->sequence >= own->sequence)
                 own->sequence = before->sequence + 1;
         for (size_t i = 0; i < plan->file_count; i++)
                 if (!plan->files[i].carried && !plan->files[i].image)
                         return error_set(error, NEBULA_CORRUPT, 0,
-                                         "file \"%.200s\" of \"%.100s\" was carried over from an older generation that is gone from storage",
+                                         "file \"%.200s\" of \"%.100s\" was carried over from an earlier version that is gone from storage",
                                          plan->files[i].name, own->tag);
         return NEBULA_OK;
 }
@@ -273,10 +271,8 @@ enum nebula_status plan_take_share(struct plan *plan, struct nebula_error *error
         enum nebula_status status;
         size_t kept = 0;
 
-        if (before->generation && before->generation >= own->generation)
-                return error_set(error, NEBULA_CORRUPT, 0,
-                                 "\"%.150s\" in storage was written by run \"%.100s\" while run \"%.100s\" wrote it too", own->tag,
-                                 before->run, own->run);
+        if (before->writing > own->writing && !strcmp(before->run, own->run))
+                return error_set(error, NEBULA_CORRUPT, 0, "a later writing of \"%.150s\" by the same run is durable in storage", own->tag);
         status = find_carried(plan, error);
         if (status)
                 return status;

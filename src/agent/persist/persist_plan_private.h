@@ -26,7 +26,7 @@ struct plan_file {
         bool is_zip, stored, carried; /* stored: storage had it when last seen; carried: it was found there, and carries over */
         size_t before_index;          /* index in plan->before, of a carried file */
         bool is_apart;                /* it is stored below this writing, because another object has its name in the tag's directory */
-        uint64_t size, generation;
+        uint64_t size, origin; /* origin: as in struct agent_file */
         struct image *image;
         uint64_t *chunks; /* checksums: the version's, or computed here and given to the version */
         size_t chunk_count;
@@ -76,7 +76,7 @@ enum nebula_status plan_check_owner(const struct plan *plan, const struct manife
 enum nebula_status plan_begin(struct plan *plan, bool *ret_is_there, struct nebula_error *error);
 /* Reads the files that carry over, if objects are files. A damaged one does not carry over if memory has it. Else the result is the damage. */
 enum nebula_status plan_check_carried(struct plan *plan, struct nebula_error *error);
-/* Finds the files that storage has from an older generation, and sets numbers later than those in storage. */
+/* Finds the files that storage has from an earlier version, and sets a sequence later than the one in storage. */
 enum nebula_status plan_carry_over(struct plan *plan, struct nebula_error *error);
 /* For a version of several nodes: leaves out the files that the writer of the manifest carries over. */
 enum nebula_status plan_take_share(struct plan *plan, struct nebula_error *error);

@@ -72,7 +72,6 @@ static enum nebula_status fill_record(const struct plan *plan, struct record *re
         const struct manifest *manifest = &plan->writer.manifest;
 
         record->number = manifest->number;
-        record->generation = manifest->generation;
         record->world = manifest->world;
         record->persisted = catalogue_now();
         record->files = calloc(plan->file_count + 1, sizeof *record->files);
@@ -158,7 +157,6 @@ enum nebula_status persist_describe(void *argument, struct nebula_error *error)
 static bool same_files(const struct record *own, const struct record *found)
 {
         bool same = own->file_count == found->file_count && own->rank_count == found->rank_count && own->number == found->number &&
-                    own->generation == found->generation &&
                     !strcmp(own->run, found->run) && !strcmp(own->job, found->job);
 
         for (size_t i = 0; same && i < own->rank_count; i++)

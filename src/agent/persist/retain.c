@@ -24,7 +24,7 @@
 #define FORGET_AT 16 /* so many versions that another node's agent should have removed are looked up together */
 #define PUT_BACK_MAX 100 /* half removed versions that are remembered; a sweep of a later agent finds the others */
 
-/* Whether the version will become the tag's next generation in storage, perhaps with files of the stored one. */
+/* Whether the version will become the tag's next writing in storage, perhaps with files of the stored one. */
 static bool is_to_follow(const struct version *version)
 {
         return version_open(version) || (version->in_memory && !version->stored && lifecycle_complete(version->life.state));
@@ -35,7 +35,7 @@ bool retain_in_use(const struct job *job, const struct manifest *manifest)
         for (const struct version *version = job->versions; version; version = version->next)
                 if (!strcmp(version->tag, manifest->tag) &&
                     ((version->stored && version_is(version, manifest->sequence) && (version->pins || version->leases)) ||
-                     (version->generation > manifest->generation && is_to_follow(version))))
+                     (version_follows(version, manifest->sequence) && is_to_follow(version))))
                         return true;
         return false;
 }

@@ -119,9 +119,9 @@ static void attempt_succeeded(struct catalogue *catalogue, struct job *job, stru
         version_move(catalogue, version, NEBULA_STATE_DURABLE);
         for (struct version *other = job->live; other; other = other->next_live)
                 if (!strcmp(other->tag, version->tag))
-                        version_give_way(catalogue, other, version->generation, version->sequence);
-        log_event(LOG_LEVEL_INFO, "%s generation %" PRIu64 " is durable: %" PRIu64 " MiB in %.2f s", version->tag, version->generation,
-                 version->persist->bytes >> 20, seconds);
+                        version_give_way(catalogue, other, version->sequence);
+        log_event(LOG_LEVEL_INFO, "%s is durable: %" PRIu64 " MiB in %.2f s", version->tag,
+                  version->persist->bytes >> 20, seconds);
 }
 
 static bool is_spilled(const struct version *version)
@@ -201,7 +201,7 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         version->pins++;
         catalogue_unlock(catalogue);
         if (!scanned)
-                status = storage_scan(catalogue, job, &error); /* generation numbers must be later than storage's */
+                status = storage_scan(catalogue, job, &error); /* sequences must be later than storage's */
         catalogue_lock(catalogue);
         is_over = version->superseded || version->life.state == NEBULA_STATE_FAILED; /* storage has a later writing, or another run's */
         catalogue_unlock(catalogue);

@@ -61,7 +61,7 @@ enum nebula_status publish_request(struct catalogue *catalogue, struct version *
                 }
         }
         publish->version_id = version->id;
-        publish->generation = version->generation;
+        publish->sequence = version->sequence;
         publish->replaces = is_directory && replaces;
         strcpy(publish->tag, version->tag);
         strcpy(publish->name, request->name);
@@ -110,7 +110,7 @@ enum nebula_status publish_remove(struct catalogue *catalogue, struct job *job, 
                         publish->cancelled = true;
                 if (publish->kind == PUBLISH_DIRECTORY) { /* it may leave the list before this removal can happen */
                         removal->version_id = publish->version_id;
-                        removal->generation = publish->generation;
+                        removal->sequence = publish->sequence;
                         strcpy(removal->tag, publish->tag);
                 }
         }
@@ -161,7 +161,7 @@ static bool still_ours(const struct publish *publish, const struct publish_look 
 }
 
 /*
- * The version from which file `name` of this one can be loaded: itself, or a later generation of its tag that replaced it
+ * The version from which file `name` of this one can be loaded: itself, or a later writing of its tag that replaced it
  * in storage and carried the file over. NULL: there is none, and only the published path has the file.
  */
 static struct version *loadable_version_of(struct catalogue *catalogue, struct version *version, const char *name)
@@ -178,9 +178,7 @@ static struct version *loadable_version_of(struct catalogue *catalogue, struct v
         if (!manifest || version_is(version, manifest->sequence))
                 return manifest ? version : NULL;
         carried = *name ? manifest_find_file(manifest, name) : NULL;
-        /* Another run may have used the same generation. */
-        if (!carried || manifest_file_generation(manifest, carried) != file->generation || manifest->generation <= version->generation ||
-            strcmp(manifest->run, version->run))
+        if (!carried || manifest_file_sequence(manifest, carried) != version_file_sequence(version, file))
                 return NULL;
         return catalogue_stored(catalogue, version->job, manifest);
 }

@@ -46,9 +46,9 @@ static void find_stored(struct catalogue *catalogue, struct job *job, const stru
         if (storage_open(catalogue, job, &store, &error) || manifest_load(store, publish->tag, &ret_stored->manifest, &error))
                 return;
         file = manifest_find_file(&ret_stored->manifest, name);
-        /* A later generation of the tag may have replaced the file or carried it over. */
+        /* A later writing of the tag may have replaced the file or carried it over. */
         if (!file || strcmp(ret_stored->manifest.job, job->name) ||
-            (ret_stored->manifest.generation != publish->generation && manifest_file_generation(&ret_stored->manifest, file) > publish->generation) ||
+            manifest_file_sequence(&ret_stored->manifest, file) > publish->sequence ||
             manifest_file_key(&ret_stored->manifest, file, ret_stored->key, &error))
                 return;
         snprintf(ret_stored->path, sizeof ret_stored->path, "%.4000s/%.600s", store->root, ret_stored->key);

@@ -84,7 +84,7 @@ static enum nebula_status list_files(struct catalogue *catalogue, struct job *jo
                 status = storage_open(catalogue, job, &store, error);
                 if (!status)
                         status = manifest_load(store, publish->tag, &manifest, error);
-                if (!status && (strcmp(manifest.job, job->name) || manifest.generation != publish->generation))
+                if (!status && (strcmp(manifest.job, job->name) || manifest.sequence != publish->sequence))
                         status = error_set(error, NEBULA_NOT_FOUND, 0, "checkpoint \"%.200s\" was lost or written again", publish->tag);
                 if (status) {
                         manifest_done(&manifest);

@@ -88,8 +88,8 @@ static json_t *entry_json(const struct publish *publish)
 {
         return json_pack("{s:o, s:i, s:i, s:b, s:b, s:o, s:I, s:s, s:s, s:s, s:s, s:o, s:I, s:I}", "id", document_hex(publish->id),
                          "kind", (int)publish->kind, "state", (int)publish->state, "cancelled", publish->cancelled,
-                         "replaces", publish->replaces, "version", document_hex(publish->version_id), "generation",
-                         (json_int_t)publish->generation, "tag", publish->tag, "name", publish->name, "path", publish->path,
+                         "replaces", publish->replaces, "version", document_hex(publish->version_id), "sequence",
+                         (json_int_t)publish->sequence, "tag", publish->tag, "name", publish->name, "path", publish->path,
                          "staging", publish->staging, "inode", document_hex(publish->inode), "size", (json_int_t)publish->size,
                          "mtime_ns", (json_int_t)publish->mtime_ns);
 }
@@ -147,7 +147,7 @@ static void read_entry(struct document_reader *reader, const json_t *object, str
         publish->cancelled = json_is_true(json_object_get(object, "cancelled"));
         publish->replaces = json_is_true(json_object_get(object, "replaces"));
         publish->version_id = document_crc64(reader, json_object_get(object, "version"), "version");
-        publish->generation = document_u64(reader, object, "generation", INT64_MAX);
+        publish->sequence = document_u64(reader, object, "sequence", INT64_MAX);
         document_text(reader, object, "tag", 1, publish->tag, sizeof publish->tag);
         document_text(reader, object, "name", 1, publish->name, sizeof publish->name);
         publish->inode = document_crc64(reader, json_object_get(object, "inode"), "inode");

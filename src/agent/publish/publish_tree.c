@@ -90,7 +90,7 @@ int publish_sync_way(const char *path)
 
 struct label {
         char tag[IPC_NAME_MAX], job[IPC_NAME_MAX], persist_path[IPC_PATH_MAX];
-        uint64_t generation;
+        uint64_t sequence;
         uint64_t publish_id; /* 0: not given */
 };
 
@@ -104,7 +104,7 @@ static enum nebula_status write_label(const struct job *job, const struct publis
         int result;
 
         if (!body || json_object_set_new(body, "tag", json_string(publish->tag)) ||
-            json_object_set_new(body, "generation", json_integer((json_int_t)publish->generation)) ||
+            json_object_set_new(body, "sequence", json_integer((json_int_t)publish->sequence)) ||
             json_object_set_new(body, "job", json_string(job->name)) ||
             json_object_set_new(body, "persist_path", json_string(job->persist_path)) ||
             json_object_set_new(body, "publish", document_hex(publish->id))) {
@@ -140,7 +140,7 @@ static bool read_label(const char *directory, struct label *ret_label)
         document_text(&reader, body, "tag", 0, label.tag, sizeof label.tag);
         document_text(&reader, body, "job", 1, label.job, sizeof label.job);
         document_text(&reader, body, "persist_path", 1, label.persist_path, sizeof label.persist_path);
-        label.generation = document_generation(&reader, body, UINT64_MAX);
+        label.sequence = document_sequence(&reader, body);
         if (json_object_get(body, "publish"))
                 label.publish_id = document_crc64(&reader, json_object_get(body, "publish"), "publish");
         json_decref(body);
@@ -312,7 +312,7 @@ enum nebula_status publish_finish_directory(const struct publish *publish, struc
         return result ? publish_fail(error, "finish", publish->path, result) : NEBULA_OK;
 }
 
-static void report_version(struct catalogue *catalogue, const struct job *job, const char *directory, char ret_tag[IPC_NAME_MAX], uint64_t *ret_generation)
+static void report_version(struct catalogue *catalogue, const struct job *job, const char *directory, char ret_tag[IPC_NAME_MAX], uint64_t *ret_sequence)
 {
         struct label label;
 
@@ -320,11 +320,11 @@ static void report_version(struct catalogue *catalogue, const struct job *job, c
             !location_same(catalogue, label.persist_path, job->persist_path))
                 return;
         strcpy(ret_tag, label.tag);
-        *ret_generation = label.generation;
+        *ret_sequence = label.sequence;
 }
 
 enum nebula_status publish_take_away(struct catalogue *catalogue, struct job *job, const struct publish *publish, char ret_tag[IPC_NAME_MAX],
-                                     uint64_t *ret_generation, struct nebula_error *error)
+                                     uint64_t *ret_sequence, struct nebula_error *error)
 {
         char parent[PUBLISH_PATH_MAX], old[PUBLISH_PATH_MAX];
         struct os_stat stat;
@@ -332,11 +332,11 @@ enum nebula_status publish_take_away(struct catalogue *catalogue, struct job *jo
 
         own_name(publish->path, publish, SET_ASIDE, old);
         if (!os->stat(old, false, &stat)) {
-                report_version(catalogue, job, old, ret_tag, ret_generation); /* an earlier attempt got this far */
+                report_version(catalogue, job, old, ret_tag, ret_sequence); /* an earlier attempt got this far */
         } else {
                 result = os->stat(publish->path, false, &stat);
                 if (!result && stat.kind == OS_KIND_DIRECTORY) {
-                        report_version(catalogue, job, publish->path, ret_tag, ret_generation);
+                        report_version(catalogue, job, publish->path, ret_tag, ret_sequence);
                         result = os->rename(publish->path, old); /* so that no reader sees half of it */
                 } else if (!result) {
                         result = os->unlink(publish->path);

@@ -8,9 +8,9 @@
 
 #define PUBLISH_PATH_MAX (IPC_PATH_MAX + 600)
 
-/* *ret_tag and *ret_generation: the version of the removed directory; "": it was not this job's. */
+/* *ret_tag and *ret_sequence: the version of the removed directory; "": it was not this job's. */
 enum nebula_status publish_take_away(struct catalogue *catalogue, struct job *job, const struct publish *publish, char ret_tag[IPC_NAME_MAX],
-                                     uint64_t *ret_generation, struct nebula_error *error);
+                                     uint64_t *ret_sequence, struct nebula_error *error);
 enum nebula_status publish_fail(struct nebula_error *error, const char *doing, const char *path, int result);
 /* ret_parent may be `path`. */
 void publish_parent_of(const char *path, char ret_parent[PUBLISH_PATH_MAX]);

@@ -98,14 +98,14 @@ static void try_later(struct catalogue *catalogue, struct job *job, struct publi
 static bool drop_version(struct catalogue *catalogue, struct job *job, struct publish *removal)
 {
         const char *tag = removal->tag;
-        uint64_t generation = removal->generation;
+        uint64_t sequence = removal->sequence;
         struct nebula_error error = { 0 };
         struct manifest manifest = { 0 };
         struct store *store = NULL;
         enum nebula_status status;
 
         for (struct version *version = job->versions; version; version = version->next)
-                if (!strcmp(version->tag, tag) && version->generation > generation)
+                if (!strcmp(version->tag, tag) && (version->sequence > sequence || (version_open(version) && version->id != removal->version_id)))
                         return true; /* written again: the removal does not apply to it */
         for (struct version *version = job->versions; version; version = version->next)
                 if (!strcmp(version->tag, tag) && version->pins)
@@ -122,7 +122,7 @@ static bool drop_version(struct catalogue *catalogue, struct job *job, struct pu
         status = storage_open(catalogue, job, &store, &error);
         if (!status)
                 status = manifest_load(store, tag, &manifest, &error);
-        if (!status && !strcmp(manifest.job, job->name) && manifest.generation <= generation)
+        if (!status && !strcmp(manifest.job, job->name) && manifest.sequence <= sequence)
                 status = manifest_remove(store, &manifest, &error);
         else if (status == NEBULA_NOT_FOUND) /* the last try may have got as far as that */
                 status = manifest_end_removal(store, tag, &error);
@@ -147,7 +147,7 @@ static bool carries(struct version *later, struct version *version, const char *
                 if (*name && strcmp(file->name, name))
                         continue;
                 carried = version_file(later, file->name);
-                if (!carried || (carried->generation != file->generation && (!file->image || carried->image != file->image)))
+                if (!carried || (version_file_sequence(later, carried) != version_file_sequence(version, file) && (!file->image || carried->image != file->image)))
                         return false;
                 count++;
         }
@@ -158,7 +158,7 @@ static bool carries(struct version *later, struct version *version, const char *
 static struct version *heir_of(struct version *version, const char *name)
 {
         for (struct version *later = version->job->versions; later; later = later->next)
-                if (later->stored && later->generation > version->generation && !strcmp(later->tag, version->tag) && !strcmp(later->run, version->run) &&
+                if (later->stored && later->sequence > version->sequence && !strcmp(later->tag, version->tag) && !strcmp(later->run, version->run) &&
                     carries(later, version, name))
                         return later;
         return NULL;
@@ -175,7 +175,7 @@ static enum nebula_status refuse(const struct version *version, struct nebula_er
 
 /* Drops the lock meanwhile. *ret_there: of a file. */
 static enum nebula_status in_file_systems(struct catalogue *catalogue, struct job *job, const struct publish *publish,
-                                          char ret_tag[IPC_NAME_MAX], uint64_t *ret_generation, struct os_stat *ret_there,
+                                          char ret_tag[IPC_NAME_MAX], uint64_t *ret_sequence, struct os_stat *ret_there,
                                           struct nebula_error *error)
 {
         enum nebula_status status = NEBULA_INTERNAL;
@@ -191,7 +191,7 @@ static enum nebula_status in_file_systems(struct catalogue *catalogue, struct jo
                 status = publish_put_directory(catalogue, job, publish, error);
                 break;
         case PUBLISH_REMOVAL:
-                status = publish_take_away(catalogue, job, publish, ret_tag, ret_generation, error);
+                status = publish_take_away(catalogue, job, publish, ret_tag, ret_sequence, error);
                 break;
         }
         if (!status)
@@ -202,7 +202,7 @@ static enum nebula_status in_file_systems(struct catalogue *catalogue, struct jo
 
 /* `tag`: of the version in the label of the removed directory; "": the label does not say. */
 static void end_removal(struct catalogue *catalogue, struct job *job, struct publish *removal, const char *tag,
-                        uint64_t generation, const struct nebula_error *error)
+                        uint64_t sequence, const struct nebula_error *error)
 {
         const struct version *version = catalogue_version(catalogue, removal->version_id);
 
@@ -210,9 +210,9 @@ static void end_removal(struct catalogue *catalogue, struct job *job, struct pub
                 log_event(LOG_LEVEL_WARN, "%s could not be removed: %s", removal->path, error->message);
         if (tag[0] && strcmp(removal->path, removal->staging)) {
                 strcpy(removal->tag, tag);
-                removal->generation = generation;
+                removal->sequence = sequence;
         } else if (version) {
-                removal->generation = version->generation; /* persisting may have changed the generation */
+                removal->sequence = version->sequence ? version->sequence : job->last_sequence; /* what was committed before it goes, too */
         }
         removal->taken = true;
         forget_path(job, removal);
@@ -227,7 +227,7 @@ static void run_one(struct catalogue *catalogue, struct job *job, struct publish
         struct nebula_error error = { 0 };
         char tag[IPC_NAME_MAX] = "";
         struct os_stat there = { 0 };
-        uint64_t generation = 0;
+        uint64_t sequence = 0;
         enum nebula_status status;
 
         if (heir) {
@@ -236,11 +236,11 @@ static void run_one(struct catalogue *catalogue, struct job *job, struct publish
         }
         status = refuse(version, &error);
         if (version) {
-                publish->generation = version->generation; /* persisting may have changed the generation */
+                publish->sequence = version->sequence;
                 version->pins++;
         }
         if (!status && !publish->taken)
-                status = in_file_systems(catalogue, job, publish, tag, &generation, &there, &error);
+                status = in_file_systems(catalogue, job, publish, tag, &sequence, &there, &error);
         if (version)
                 version->pins--;
         if (status && !hopeless(&error)) {
@@ -250,7 +250,7 @@ static void run_one(struct catalogue *catalogue, struct job *job, struct publish
         error.status = status;
         job->publish_attempt = 0;
         if (publish->kind == PUBLISH_REMOVAL)
-                end_removal(catalogue, job, publish, tag, generation, &error);
+                end_removal(catalogue, job, publish, tag, sequence, &error);
         else if (status)
                 set_failed(publish, &error);
         else

@@ -222,7 +222,7 @@ static enum nebula_status read_joint(struct store *store, struct image *image, s
                                      struct nebula_error *error)
 {
         struct image_chunks *chunks = image->chunks;
-        struct joint_file file = { .part = { .sequence = chunks->wanted.sequence, .generation = chunks->wanted.generation }, .size = chunks->size,
+        struct joint_file file = { .part = { .sequence = chunks->wanted.sequence, .origin = chunks->wanted.origin }, .size = chunks->size,
                                    .chunk_bytes = chunks->chunk_bytes, .crc64 = chunks->crc64, .data = image->data };
         bool *here = calloc(chunks->chunk_count, sizeof *here);
         enum nebula_status status = NEBULA_OK;
@@ -457,7 +457,7 @@ enum nebula_status restore_part(struct catalogue *catalogue, struct job *job, co
         catalogue_lock(catalogue);
         version = find_stored(catalogue, job, wanted);
         file = version ? version_file(version, wanted->name) : NULL;
-        status = file && file->generation == wanted->generation ? NEBULA_OK : error_set(error, NEBULA_NOT_FOUND, 0, "there is no such file here");
+        status = file && version_file_sequence(version, file) == wanted->origin ? NEBULA_OK : error_set(error, NEBULA_NOT_FOUND, 0, "there is no such file here");
         if (!status && !file->image)
                 status = chunks_prepare(catalogue, version, wanted->name, error);
         if (status != NEBULA_NOT_FOUND) {

@@ -41,7 +41,7 @@ static bool is_candidate(const struct job *job, const struct session *session, c
         return version_whole_in_memory(version) && (!version->is_gone || wanted->sequence) && (!version->superseded || wanted->sequence) &&
                !lacks_shares(job, version) && (!*tag || !strcmp(tag, version->tag)) &&
                (!version->gives_way || !strcmp(version->run, session->run)) && /* else storage has the tag, written by a run that continues */
-               version_wanted(wanted, version->generation, version->sequence);
+               version_wanted(wanted, version->sequence);
 }
 
 /* The newest that is known, in memory and in storage. */
@@ -108,8 +108,8 @@ static struct version *newest_in_memory(struct job *job, const struct session *s
                 best = newest_of_both(&newest);
                 return best ? best : (struct version *)order_best(&newest.memory, NULL);
         }
-        for (struct version *version = job->versions; version; version = version->next) /* of one tag, the larger generation is the newer one */
-                if (is_candidate(job, session, wanted, version) && (!best || version->generation > best->generation))
+        for (struct version *version = job->versions; version; version = version->next)
+                if (is_candidate(job, session, wanted, version) && (!best || version->sequence > best->sequence))
                         best = version;
         return best;
 }
@@ -134,11 +134,12 @@ static struct version *find_in_memory(struct catalogue *catalogue, const struct 
         return found;
 }
 
-static void fill_found(const struct version *version, struct ipc_found *found)
+static void fill_found(const struct session *session, const struct version *version, struct ipc_found *found)
 {
         memset(found, 0, sizeof *found);
         found->version_id = version->id;
-        found->generation = version->generation;
+        found->sequence = version->sequence;
+        found->writing = strcmp(version->run, session->run) ? 0 : version->writing;
         found->step = version->step;
         found->state = (uint32_t)version->life.state;
         strcpy(found->tag, version->tag);
@@ -163,7 +164,7 @@ static enum nebula_status take_stored(struct catalogue *catalogue, const struct 
         if (!version)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe checkpoint \"%s\"", stored->manifest.tag);
         ancestry_set_compared(version);
-        fill_found(version, ret_found);
+        fill_found(session, version, ret_found);
         passed_report(&stored->passed, ret_found);
         if (job == session->job && !session->has_begun)
                 ancestry_follow(session, version->run, version->sequence);
@@ -188,7 +189,7 @@ static enum nebula_status find_remote(struct catalogue *catalogue, struct job *j
         if (!status)
                 version = catalogue_version(catalogue, id);
         if (version) {
-                fill_found(version, found);
+                fill_found(session, version, found);
                 *ret_entry = order_entry(version->tag, version->sequence, &version->line);
                 policy_tidy(catalogue, job); /* a reader that follows finds many */
         }
@@ -280,7 +281,7 @@ static struct in_memory look_into_memory(struct catalogue *catalogue, const stru
         version = find_in_memory(catalogue, session, path, request);
         if (version) {
                 memory.is_there = true;
-                fill_found(version, &memory.found);
+                fill_found(session, version, &memory.found);
                 memory.entry = entry_of(version);
                 if (request->sequence && session->role == IPC_ROLE_TRAINER && session->job == version->job)
                         ancestry_set_compared(version); /* the ranks have agreed on it, by what they found in storage and memory */

@@ -97,7 +97,7 @@ static void end_image(struct catalogue *catalogue, struct image *image, enum neb
 
 void restore_want(const struct version *version, const struct agent_file *file, struct wanted *ret_wanted)
 {
-        *ret_wanted = (struct wanted){ .generation = file->generation, .sequence = version->stored ? version->sequence : 0 };
+        *ret_wanted = (struct wanted){ .origin = version_file_sequence(version, file), .sequence = version->stored ? version->sequence : 0 };
         snprintf(ret_wanted->tag, sizeof ret_wanted->tag, "%s", version->tag);
         snprintf(ret_wanted->name, sizeof ret_wanted->name, "%s", file->name);
 }
@@ -106,7 +106,7 @@ static bool same_writing(const struct manifest *manifest, const struct wanted *w
 {
         const struct manifest_file *file = manifest_find_file(manifest, wanted->name);
 
-        return file && manifest_file_generation(manifest, file) == wanted->generation && (!wanted->sequence || manifest->sequence == wanted->sequence);
+        return file && manifest_file_sequence(manifest, file) == wanted->origin && (!wanted->sequence || manifest->sequence == wanted->sequence);
 }
 
 enum nebula_status restore_gone(const char *tag, struct nebula_error *error)
@@ -328,7 +328,7 @@ static struct version *complete_one(struct version *version, const char *name)
         for (struct version *other = version->job->versions; other; other = other->next)
                 if (!strcmp(other->tag, version->tag) && version_file(other, name) &&
                     (version->sequence ? version_is(other, version->sequence) : !other->superseded) &&
-                    (version_whole_in_memory(other) || other->stored || other->is_remote) && (!best || other->generation > best->generation))
+                    (version_whole_in_memory(other) || other->stored || other->is_remote) && (!best || other->sequence > best->sequence))
                         best = other;
         return best;
 }

@@ -38,7 +38,7 @@ void stored_done(struct stored *stored);
 /* A file that is to be read from storage. */
 struct wanted {
         char tag[256], name[256];
-        uint64_t generation; /* of the file, which may be carried over */
+        uint64_t origin;     /* sequence of the version that wrote the file, which may be carried over */
         uint64_t sequence;   /* of the version, when storage has it; 0: it is to follow the one that is there, and takes the file over */
 };
 

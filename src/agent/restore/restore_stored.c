@@ -149,11 +149,10 @@ static enum nebula_status stored_tag(struct store *store, const struct ipc_find 
         if (!any_job && strcmp(manifest.job, job))
                 status = error_set(error, NEBULA_NOT_FOUND, 0, "checkpoint \"%.150s\" in %.150s belongs to another job, \"%.100s\"",
                                    tag, store->root, manifest.job);
-        else if (!version_wanted(wanted, manifest.generation, manifest.sequence))
+        else if (!version_wanted(wanted, manifest.sequence))
                 status = error_set(error, NEBULA_NOT_FOUND, 0,
-                                   "checkpoint \"%.150s\" in %.150s is generation %" PRIu64 " (sequence %" PRIu64 "), and not %" PRIu64
-                                   " (%" PRIu64 ")", tag, store->root, manifest.generation, manifest.sequence, wanted->generation,
-                                   wanted->sequence);
+                                   "checkpoint \"%.150s\" in %.150s is another writing (sequence %" PRIu64 ", and not %" PRIu64 ")", tag, store->root,
+                                   manifest.sequence, wanted->sequence);
         else
                 status = restore_check_files(store, &manifest, error);
         if (status)

@@ -1,12 +1,12 @@
 /*
  * make_version - writes one complete version to storage, the way the agent does: files, record, manifest, views.
  *
- *      make_version PATH TAG [--generation N] [--rank R] [--waits] [--job J] [--chunk BYTES] [--age SECONDS] [--count N [--threads T]] [--raw NAME]
+ *      make_version PATH TAG [--writing N] [--rank R] [--waits] [--job J] [--chunk BYTES] [--age SECONDS] [--count N [--threads T]] [--raw NAME]
  *              [--file NAME=PATH] NAME=FLOATS...
  *
  * Each NAME becomes a torch file: a dict with the float32 tensors "a" (FLOATS values 0, 1, 2, ... plus the
- * generation) and "b" (3 values). --raw NAME adds a file that is not a zip. --file adds a file with the
- * bytes of another, as a zip if its name ends in .pt. A generation above 1 carries over the files that it does
+ * number of the writing) and "b" (3 values). --raw NAME adds a file that is not a zip. --file adds a file with the
+ * bytes of another, as a zip if its name ends in .pt. A writing above 1 carries over the files that it does
  * not write. --count makes N versions, whose tags are TAG with the numbers 1 to N behind it, by T threads. They count as committed one
  * millisecond after each other, the last one now. --waits ends after the manifest, as an agent that dies there: TAG/NAME still shows the
  * version before. PATH is a directory or a URL.
@@ -36,7 +36,7 @@ struct maker {
         struct store *store;
         const char *tag;
         char directory[256];
-        uint64_t generation;
+        uint64_t writing;
         uint32_t chunk_bytes; /* small, so that small files have several */
         unsigned count;       /* 0: one version, whose tag has no number */
         unsigned thread_count;
@@ -85,7 +85,7 @@ static void write_file(struct maker *maker, const char *name, void *data, uint64
 
 static void write_torch(struct maker *maker, const char *name, uint64_t count)
 {
-        float few[3] = { 1, 2, (float)maker->generation };
+        float few[3] = { 1, 2, (float)maker->writing };
         float *many = malloc((count + 1) * sizeof *many);
         struct nebula_tensor tensors[2] = {
                 { .name = "a", .dtype = NEBULA_DTYPE_F32, .dim_count = 1, .shape = { count }, .data = many },
@@ -99,7 +99,7 @@ static void write_torch(struct maker *maker, const char *name, uint64_t count)
         char *pickle;
 
         for (uint64_t i = 0; i < count; i++)
-                many[i] = (float)(i + maker->generation);
+                many[i] = (float)(i + maker->writing);
         demand(pickle_flat_dict(tensors, 2, &pickle, &pickle_size, &error), &error);
         demand(zip_layout_init(&layout, pickle_size, sizes, 2, &error), &error);
         image = aligned_alloc(4096, (layout.size + 4095) & ~(uint64_t)4095);
@@ -133,7 +133,7 @@ static void fill_manifest(struct maker *maker, struct manifest *manifest, const 
 
         demand(manifest_reserve(manifest, maker->record.file_count + before->file_count, 1 + before->record_count, &error), &error);
         manifest->records[manifest->record_count++] = (struct manifest_record){
-                .size = record_size, .generation = maker->generation, .rank = maker->rank.rank, .crc64 = sum_crc64(0, record_text, record_size),
+                .size = record_size, .sequence = maker->sequence, .rank = maker->rank.rank, .crc64 = sum_crc64(0, record_text, record_size),
         };
         strcpy(manifest->records[0].writing, maker->record.writing);
         for (size_t i = 0; i < maker->record.file_count; i++) {
@@ -156,7 +156,7 @@ static void fill_manifest(struct maker *maker, struct manifest *manifest, const 
 
 static void write_manifest(struct maker *maker, const char *record_text, size_t record_size)
 {
-        struct manifest manifest = { .generation = maker->generation, .world = maker->record.world, .step = name_step(maker->tag),
+        struct manifest manifest = { .writing = maker->writing, .world = maker->record.world, .step = name_step(maker->tag),
                                      .sequence = maker->sequence };
         struct nebula_error error;
         char *text;
@@ -167,7 +167,7 @@ static void write_manifest(struct maker *maker, const char *record_text, size_t 
         fill_manifest(maker, &manifest, record_text, record_size);
         demand(tag_log_next(maker->store, maker->tag, maker->log.number, &manifest.number, &error), &error);
         demand(manifest_format(&manifest, &text, &size, &error), &error);
-        if (maker->log.manifest.generation)
+        if (maker->log.manifest.sequence)
                 demand(index_remove(maker->store, &maker->log.manifest, &error), &error);
         demand(tag_log_create(maker->store, maker->tag, manifest.number, text, size, &error), &error);
         free(text);
@@ -189,9 +189,9 @@ static void start(struct maker *maker)
         maker->record.files = maker->files;
         maker->record.ranks = &maker->rank;
         maker->record.rank_count = 1;
-        maker->record.number = maker->record.generation = maker->generation;
+        maker->record.number = maker->writing;
         maker->record.world = maker->rank.rank + 1;
-        writing_name(maker->record.job, maker->record.run, maker->generation, (uint32_t)os->wall_ns(), maker->record.writing);
+        writing_name(maker->record.job, maker->record.run, maker->writing, (uint32_t)os->wall_ns(), maker->record.writing);
         demand(tag_log_head(maker->store, maker->tag, &maker->log, &error), &error);
         if (maker->log.is_unsound && maker->log.unsound.status != NEBULA_CORRUPT) /* as the agent, which writes a damaged version anew */
                 demand(maker->log.unsound.status, &maker->log.unsound);
@@ -221,8 +221,8 @@ static void take_option(struct maker *maker, const char *option, const char *val
 {
         if (!strcmp(option, "--age"))
                 maker->age_s = strtoul(value, NULL, 10);
-        else if (!strcmp(option, "--generation"))
-                maker->generation = strtoull(value, NULL, 10);
+        else if (!strcmp(option, "--writing"))
+                maker->writing = strtoull(value, NULL, 10);
         else if (!strcmp(option, "--rank"))
                 maker->rank.rank = (uint32_t)strtoul(value, NULL, 10);
         else if (!strcmp(option, "--chunk"))
@@ -328,12 +328,12 @@ static void make_many(const struct maker *like, char **descriptions)
 
 int main(int argc, char **argv)
 {
-        static struct maker maker = { .generation = 1, .chunk_bytes = 64u << 10 };
+        static struct maker maker = { .writing = 1, .chunk_bytes = 64u << 10 };
         struct nebula_error error;
         char latest[300];
 
         if (argc < 4) {
-                fprintf(stderr, "usage: make_version PATH TAG [--generation N] [--rank R] [--waits] [--job J] [--chunk BYTES] [--count N [--threads T]] "
+                fprintf(stderr, "usage: make_version PATH TAG [--writing N] [--rank R] [--waits] [--job J] [--chunk BYTES] [--count N [--threads T]] "
                                 "[--raw NAME] NAME=FLOATS...\n");
                 return 2;
         }

@@ -11,7 +11,7 @@ static void the_golden_captured_document_of_version_2_0_is_read_and_written_agai
         text = golden("captured-2.0.json", &size);
         REQUIRE(!captured_parse(text, size, &captured, NULL));
         CHECK(!strcmp(captured.of.tag, "global_step500") && !strcmp(captured.of.run, "r1") && captured.of.writing == 2);
-        CHECK(captured.of.world == 8 && captured.generation == 3 && captured.sequence == 1766312345160000000 && captured.pid == 4711);
+        CHECK(captured.of.world == 8 && captured.sequence == 1766312345160000000 && captured.pid == 4711);
         CHECK(!strcmp(captured.host, "node-b") && captured.goes_back && captured.after == 450);
         REQUIRE(captured.rank_count == 2);
         CHECK(captured.ranks[0].rank == 4 && captured.ranks[0].files == 2 && captured.ranks[1].rank == 5 && !captured.ranks[1].files);
@@ -30,7 +30,7 @@ static void the_golden_committed_document_of_version_2_0_is_read_and_written_aga
 
         text = golden("committed-2.0.json", &size);
         REQUIRE(!committed_parse(text, size, &committed, NULL));
-        CHECK(committed.persist && committed.generation == 3 && committed.rank_count == 3 && committed.ranks[2] == 5);
+        CHECK(committed.persist && committed.rank_count == 3 && committed.ranks[2] == 5);
         CHECK(committed.node_count == 2 && committed.line.count == 1 && committed.line.forks[0].after == 450);
         REQUIRE(!committed_format(&committed, &again, &again_size, NULL));
         CHECK(again_size == size && !memcmp(text, again, size));
@@ -73,7 +73,7 @@ static enum nebula_status parse_ranks(const char *ranks)
         char body[1024];
 
         snprintf(body, sizeof body,
-                 "{\"nebula\":\"captured\",\"version\":\"2.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"writing\":1,\"world\":4,\"generation\":1,"
+                 "{\"nebula\":\"captured\",\"version\":\"2.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"writing\":1,\"world\":4,"
                  "\"sequence\":1,\"host\":\"\",\"pid\":1,\"ranks\":%s", ranks);
         return parse_sealed(parse_captured, body);
 }
@@ -96,7 +96,7 @@ static enum nebula_status parse_with(const char *member, const char *ranks)
         char body[1024];
 
         snprintf(body, sizeof body,
-                 "{\"nebula\":\"committed\",\"version\":\"2.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"writing\":1,\"world\":4,\"generation\":1,"
+                 "{\"nebula\":\"committed\",\"version\":\"2.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"writing\":1,\"world\":4,"
                  "\"sequence\":1,\"persist\":true,%s\"ranks\":%s", member, ranks);
         return parse_sealed(parse_committed, body);
 }
@@ -104,7 +104,7 @@ static enum nebula_status parse_with(const char *member, const char *ranks)
 static void a_committed_document_says_how_many_nodes_write_records(void)
 {
         uint32_t ranks[] = { 0, 3 };
-        struct committed written = { .of = { .tag = "t", .writing = 1, .world = 4 }, .generation = 1, .sequence = 1, .ranks = ranks,
+        struct committed written = { .of = { .tag = "t", .writing = 1, .world = 4 }, .sequence = 1, .ranks = ranks,
                                      .rank_count = 2 }, read = { 0 };
 
         for (size_t nodes = 0; nodes <= DOCUMENT_WORLD_MAX; nodes += DOCUMENT_WORLD_MAX / 2) {
@@ -153,7 +153,7 @@ static void a_documents_name_says_its_writing(void)
 static void a_line_that_began_after_its_version_is_refused(void)
 {
         uint32_t ranks[] = { 0 };
-        struct committed committed = { .of = { .tag = "global_step5", .writing = 1, .world = 1 }, .generation = 1, .sequence = 2000,
+        struct committed committed = { .of = { .tag = "global_step5", .writing = 1, .world = 1 }, .sequence = 2000,
                                        .ranks = ranks, .rank_count = 1 }, read = { 0 };
 
         committed.line.count = 1;

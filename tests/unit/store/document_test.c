@@ -64,21 +64,21 @@ static void written_documents_are_short_enough_to_be_read(void)
 
 static void a_manifest_comes_back_as_it_was_written(void)
 {
-        struct manifest written = { .tag = "global_step7", .job = "j", .run = "r", .host = "h", .number = 5, .generation = 4, .sequence = 9,
+        struct manifest written = { .tag = "global_step7", .job = "j", .run = "r", .host = "h", .number = 5, .writing = 4, .sequence = 9,
                                     .step = 7, .world = 2, .line = { 1, { { 8, 3 } } } }, read;
         struct manifest_file file = { "x", 10, 1, 0, true };
         char *text;
         size_t size;
 
         REQUIRE(!manifest_reserve(&written, 1, 1, NULL) && !manifest_add_file(&written, &file, NULL));
-        written.records[written.record_count++] = (struct manifest_record){ WRITING, 100, 0xf1, 4, 1 };
+        written.records[written.record_count++] = (struct manifest_record){ WRITING, 100, 0xf1, 9, 1 };
         REQUIRE(!manifest_format(&written, &text, &size, NULL));
         REQUIRE(!manifest_parse(text, size, &read, NULL));
         CHECK(!strcmp(read.tag, "global_step7") && !strcmp(read.job, "j") && !strcmp(read.run, "r") && !strcmp(read.host, "h"));
-        CHECK(read.number == 5 && read.generation == 4 && read.sequence == 9 && read.step == 7 && read.world == 2);
+        CHECK(read.number == 5 && read.writing == 4 && read.sequence == 9 && read.step == 7 && read.world == 2);
         CHECK(read.line.count == 1 && read.line.forks[0].began == 8 && read.line.forks[0].after == 3 && !read.is_damaged && !read.is_abandoned);
         REQUIRE(read.file_count == 1 && read.record_count == 1);
-        CHECK(!strcmp(read.files[0].name, "x") && read.files[0].size == 10 && manifest_file_generation(&read, &read.files[0]) == 4 && read.files[0].rank == 1);
+        CHECK(!strcmp(read.files[0].name, "x") && read.files[0].size == 10 && manifest_file_sequence(&read, &read.files[0]) == 9 && !manifest_file_origin(&read, &read.files[0]) && read.files[0].rank == 1);
         CHECK(read.files[0].is_apart && read.files[0].record == 0);
         CHECK(!strcmp(read.records[0].writing, WRITING) && read.records[0].size == 100 && read.records[0].crc64 == 0xf1 && read.records[0].rank == 1);
         manifest_done(&read);
@@ -118,10 +118,10 @@ static void the_golden_manifest_of_version_2_0_is_read(void)
         char *text = golden("manifest-2.0.json", &size);
 
         REQUIRE(manifest_parse(text, size, &manifest, NULL) == NEBULA_OK);
-        CHECK(!strcmp(manifest.job, "gpt") && manifest.number == 4 && manifest.generation == 2 && manifest.step == 500);
+        CHECK(!strcmp(manifest.job, "gpt") && manifest.number == 4 && manifest.writing == 2 && manifest.step == 500);
         CHECK(manifest.sequence == 1766312345160000000 && !strcmp(manifest.host, "node-b") && manifest.line.count == 1);
         REQUIRE(manifest.file_count == 3 && manifest.record_count == 2);
-        CHECK(manifest_file_generation(&manifest, &manifest.files[2]) == 1 && manifest.files[2].size == 77 && manifest.files[2].record == 1 && manifest.files[0].rank == 3);
+        CHECK(manifest_file_origin(&manifest, &manifest.files[2]) == 1766312345000000000 && manifest.files[2].size == 77 && manifest.files[2].record == 1 && manifest.files[0].rank == 3);
         CHECK(manifest.records[1].crc64 == 0x00f1e2d3c4b5a697 && manifest.records[1].size == 1234 && manifest.records[0].rank == 2);
         CHECK(!manifest_file_key(&manifest, &manifest.files[0], key, NULL) && !strcmp(key, "global_step500/model%2Frank3 \xc3\xa9.pt"));
         CHECK(!manifest_file_key(&manifest, &manifest.files[1], key, NULL) &&
@@ -184,11 +184,11 @@ static void no_document_is_taken_for_one_of_another_kind(void)
 /* ---- versions ---- */
 
 #define MANIFEST(version, extra, files, records) \
-        "{\"nebula\":\"manifest\",\"version\":\"" version "\"," extra "\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"number\":1,\"generation\":2," \
+        "{\"nebula\":\"manifest\",\"version\":\"" version "\"," extra "\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"number\":1,\"writing\":2," \
         "\"step\":-1,\"world\":1,\"sequence\":5,\"files\":[" files "],\"records\":[" records "]"
 #define FILE_OF(name, record) "{\"name\":\"" name "\",\"size\":1,\"rank\":0,\"record\":" #record "}"
-#define RECORD_OF(writing, rank, generation) \
-        "{\"rank\":" #rank ",\"generation\":" #generation ",\"writing\":\"" writing "\",\"size\":1,\"crc64\":\"0123456789abcdef\"}"
+#define RECORD_OF(writing, rank, sequence) \
+        "{\"rank\":" #rank ",\"sequence\":" #sequence ",\"writing\":\"" writing "\",\"size\":1,\"crc64\":\"0123456789abcdef\"}"
 #define RECORD_0 RECORD_OF(WRITING, 0, 1)
 
 static void unknown_fields_and_minor_versions_are_accepted(void)
@@ -236,7 +236,7 @@ static void a_sealed_lie_is_refused(void)
         CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 1), RECORD_0)) == NEBULA_CORRUPT);
         CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 4294967296), RECORD_0)) == NEBULA_CORRUPT);
         CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", -1), RECORD_0)) == NEBULA_CORRUPT);
-        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 0), RECORD_OF(WRITING, 0, 3))) == NEBULA_CORRUPT); /* the future's */
+        CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 0), RECORD_OF(WRITING, 0, 6))) == NEBULA_CORRUPT); /* the future's */
         CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("a", 0) "," FILE_OF("a", 0), RECORD_0)) == NEBULA_CORRUPT);
         CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", FILE_OF("", 0), RECORD_0)) == NEBULA_CORRUPT);
         CHECK(parse_sealed(parse_manifest, MANIFEST("2.0", "", "", RECORD_0 "," RECORD_0)) == NEBULA_CORRUPT);
@@ -285,7 +285,7 @@ static void a_writing_that_is_no_name_of_one_is_refused(void)
 
 static bool same_manifest(const struct manifest *one, const struct manifest *other)
 {
-        bool same = !strcmp(one->tag, other->tag) && one->generation == other->generation && one->file_count == other->file_count &&
+        bool same = !strcmp(one->tag, other->tag) && one->writing == other->writing && one->file_count == other->file_count &&
                     one->record_count == other->record_count && one->referred == other->referred;
 
         for (size_t i = 0; same && i < one->file_count; i++) {
@@ -297,7 +297,7 @@ static bool same_manifest(const struct manifest *one, const struct manifest *oth
         for (size_t i = 0; same && i < one->record_count; i++) {
                 const struct manifest_record *x = &one->records[i], *y = &other->records[i];
 
-                same = !strcmp(x->writing, y->writing) && x->size == y->size && x->crc64 == y->crc64 && x->generation == y->generation && x->rank == y->rank;
+                same = !strcmp(x->writing, y->writing) && x->size == y->size && x->crc64 == y->crc64 && x->sequence == y->sequence && x->rank == y->rank;
         }
         return same;
 }
@@ -352,20 +352,20 @@ static void a_manifest_is_read_the_same_however_its_json_is_written(void)
                 MANIFEST("2.0", "", APART_OF("b", ",\"apart\":false"), RECORD_0),
                 MANIFEST("2.0", "", APART_OF("b", ",\"new\":[{\"files\":[]}]"), RECORD_0),
                 MANIFEST("2.0", "", "" FILE_OF("caf\xc3\xa9 \\\" \\\\ \\u0041/\x7f", 0) " , " FILE_OF("[{]}", 0), RECORD_0),
-                MANIFEST("2.0", "", "{\"size\":1,\"name\":\"a\",\"record\":0,\"rank\":0,\"generation\":1}", RECORD_0),
-                MANIFEST("2.0", "\"referred\":1,", APART_OF("b", "") "," FILE_OF("a", 1), RECORD_0 "," RECORD_OF(WRITING, 1, 2)),
+                MANIFEST("2.0", "", "{\"size\":1,\"name\":\"a\",\"record\":0,\"rank\":0,\"later\":1}", RECORD_0),
+                MANIFEST("2.0", "\"referred\":1,", APART_OF("b", "") "," FILE_OF("a", 1), RECORD_0 "," RECORD_OF(WRITING, 1, 5)),
                 MANIFEST("2.0", "\"extra\":{\"x\":1,\"files\":[],\"records\":[]},", FILE_OF("a", 0), RECORD_0),
                 MANIFEST("2.0", "\"host\":\",\",", FILE_OF("a", 0), RECORD_0),
                 MANIFEST("2.0", "", FILE_OF("a", 0), RECORD_0) ",\"late\":[]",
-                MANIFEST("2.0", "", FILE_OF("a", 0), RECORD_OF(WRITING, 0, 2)) ",\"referred\":1",
+                MANIFEST("2.0", "", FILE_OF("a", 0), RECORD_OF(WRITING, 0, 5)) ",\"referred\":1",
         };
         static const char *const refused[] = {
                 MANIFEST("2.0", "", FILE_OF("a", 0) ",", RECORD_0), MANIFEST("2.0", "", "," FILE_OF("a", 0), RECORD_0),
                 MANIFEST("2.0", "", FILE_OF("a", 0) FILE_OF("b", 0), RECORD_0), MANIFEST("2.0", "", FILE_OF("a", 01), RECORD_0),
                 MANIFEST("2.0", "", FILE_OF("a", 00), RECORD_0), MANIFEST("2.0", "", FILE_OF("a", ), RECORD_0),
-                MANIFEST("2.0", "", FILE_OF("a", 0), RECORD_OF(WRITING, 0, 3)), MANIFEST("2.0", "", FILE_OF("", 0), RECORD_0),
+                MANIFEST("2.0", "", FILE_OF("a", 0), RECORD_OF(WRITING, 0, 6)), MANIFEST("2.0", "", FILE_OF("", 0), RECORD_0),
                 MANIFEST("2.0", "", FILE_OF("a\x01", 0), RECORD_0), MANIFEST("2.0", "", FILE_OF("\xff", 0), RECORD_0),
-                MANIFEST("2.0", "", FILE_OF("a", 0), "{\"rank\":0,\"generation\":1,\"writing\":\"" WRITING "\",\"size\":1,\"crc64\":\"0123\"}"),
+                MANIFEST("2.0", "", FILE_OF("a", 0), "{\"rank\":0,\"sequence\":1,\"writing\":\"" WRITING "\",\"size\":1,\"crc64\":\"0123\"}"),
                 MANIFEST("2.0", BOTH_LISTS ",", FILE_OF("a", 0), RECORD_0), MANIFEST("2.0", "\"host\":\"x,\"files\":[],", FILE_OF("a", 0), RECORD_0),
                 "{\"nebula\":\"manifest\",\"version\":\"2.0\",\"extra\":{\"x\":1," BOTH_LISTS "}",
                 "{\"nebula\":\"manifest\",\"version\":\"2.0\",\"extra\":{\"x\":1," BOTH_LISTS, "," BOTH_LISTS, "{," BOTH_LISTS,
@@ -382,7 +382,7 @@ static void a_manifest_is_read_the_same_however_its_json_is_written(void)
 static void a_name_that_json_has_to_escape_comes_back(void)
 {
         static const char *const names[] = { "caf\xc3\xa9", "a\"b\\c", "line\nfeed\x01", "\x7f", "{},[]:", "/" };
-        struct manifest written = { .tag = "t", .number = 1, .generation = 1, .sequence = 9, .step = -1, .world = 1 }, read;
+        struct manifest written = { .tag = "t", .number = 1, .writing = 1, .sequence = 9, .step = -1, .world = 1 }, read;
         char *text;
         size_t size;
 
@@ -403,16 +403,16 @@ static void a_name_that_json_has_to_escape_comes_back(void)
 }
 
 /* A manifest without its closing brace, sound except for one number. */
-static enum nebula_status parse_with(const char *number, const char *generation, const char *step, const char *world, const char *sequence,
+static enum nebula_status parse_with(const char *number, const char *writing, const char *step, const char *world, const char *sequence,
                                      const char *size, const char *rank)
 {
         char body[1200];
 
         snprintf(body, sizeof body,
-                 "{\"nebula\":\"manifest\",\"version\":\"2.0\",\"tag\":\"t7\",\"job\":\"\",\"run\":\"\",\"number\":%s,\"generation\":%s,\"step\":%s,"
+                 "{\"nebula\":\"manifest\",\"version\":\"2.0\",\"tag\":\"t7\",\"job\":\"\",\"run\":\"\",\"number\":%s,\"writing\":%s,\"step\":%s,"
                  "\"world\":%s,\"sequence\":%s,\"files\":[{\"name\":\"a\",\"size\":%s,\"rank\":%s,\"record\":0}],"
-                 "\"records\":[{\"rank\":%s,\"generation\":1,\"writing\":\"" WRITING "\",\"size\":1,\"crc64\":\"0123456789abcdef\"}]",
-                 number, generation, step, world, sequence, size, rank, rank);
+                 "\"records\":[{\"rank\":%s,\"sequence\":1,\"writing\":\"" WRITING "\",\"size\":1,\"crc64\":\"0123456789abcdef\"}]",
+                 number, writing, step, world, sequence, size, rank, rank);
         return parse_sealed(parse_manifest, body);
 }
 
@@ -462,18 +462,18 @@ static void a_removal_with_an_impossible_number_or_no_tag_is_refused(void)
 /* Documents that readers would refuse are not written. */
 static void a_document_with_numbers_that_are_refused_is_not_written(void)
 {
-        struct manifest most = { .tag = "t", .number = DOCUMENT_GENERATION_MAX, .generation = DOCUMENT_GENERATION_MAX, .step = -1, .world = 1,
+        struct manifest most = { .tag = "t", .number = DOCUMENT_NUMBER_MAX, .writing = DOCUMENT_NUMBER_MAX, .step = -1, .world = 1,
                                  .sequence = DOCUMENT_SEQUENCE_MAX };
         struct manifest bad[] = { most, most, most, most, most, most };
-        struct removal removal = { "t", DOCUMENT_GENERATION_MAX };
+        struct removal removal = { "t", DOCUMENT_NUMBER_MAX };
         struct nebula_error error;
         char *text;
         size_t size;
 
         bad[0].number++;
         bad[1].number = 0;
-        bad[2].generation++;
-        bad[3].generation = 0;
+        bad[2].writing++;
+        bad[3].writing = 0;
         bad[4].sequence++;
         bad[5].sequence = 0;
         REQUIRE(!manifest_format(&most, &text, &size, NULL));

@@ -220,7 +220,7 @@ ON_EACH_STORE(a_damaged_manifest_is_passed_over_although_it_has_an_entry)
 static bool same(const struct manifest *a, const struct manifest *b)
 {
         return !strcmp(a->tag, b->tag) && !strcmp(a->job, b->job) && !strcmp(a->run, b->run) && !strcmp(a->thinned, b->thinned) && a->number == b->number &&
-               a->generation == b->generation && a->sequence == b->sequence && a->step == b->step && a->world == b->world &&
+               a->writing == b->writing && a->sequence == b->sequence && a->step == b->step && a->world == b->world &&
                manifest_count(a) == manifest_count(b) && manifest_size(a) == manifest_size(b) && manifest_written(a) == manifest_written(b);
 }
 
@@ -229,7 +229,7 @@ ON_EACH_STORE(an_entry_says_what_the_manifest_says_whatever_the_names_are)
         static const char *const names[] = { "", "a", "job-x/y", "run-", "\xc3\xa9\xe6\x97\xa5", "a%2Fb", ".", "..", "latest", "-", "x y*?&=+" };
 
         for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-                struct manifest one = { .number = 7, .generation = 9, .sequence = 1766312345160000000, .world = 8, .is_brief = true, .all_files = 3, .size = 100,
+                struct manifest one = { .number = 7, .writing = 9, .sequence = 1766312345160000000, .world = 8, .is_brief = true, .all_files = 3, .size = 100,
                                         .written = 60 }, found;
                 char directory[256];
                 struct index index;
@@ -251,7 +251,7 @@ ON_EACH_STORE(an_entry_says_what_the_manifest_says_whatever_the_names_are)
 
 ON_EACH_STORE(names_that_are_too_long_for_a_key_have_no_entry)
 {
-        struct manifest one = { .tag = "t", .number = 1, .generation = 1, .sequence = 1, .world = 1 };
+        struct manifest one = { .tag = "t", .number = 1, .writing = 1, .sequence = 1, .world = 1 };
 
         memset(one.job, 'j', 252);
         CHECK(!index_put(store, &one, &error) && !count_objects(INDEX_PREFIX) && !index_remove(store, &one, &error));

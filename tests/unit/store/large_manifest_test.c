@@ -36,7 +36,7 @@ static char byte_of(uint32_t index)
 
 static char *format_record(size_t *ret_size)
 {
-        struct record record = { .tag = "t", .writing = WRITING, .number = 1, .generation = 1, .world = RANKS, .persisted = 1, .rank_count = RANKS,
+        struct record record = { .tag = "t", .writing = WRITING, .number = 1, .world = RANKS, .persisted = 1, .rank_count = RANKS,
                                  .file_count = FILES };
         uint64_t *sums = calloc(FILES, sizeof *sums);
         char *text;
@@ -73,7 +73,7 @@ static uint32_t rank_of(uint32_t place)
 /* From the last name to the first. */
 static char *format_manifest(const char *record_text, size_t record_size, size_t *ret_size)
 {
-        struct manifest manifest = { .tag = "t", .number = 1, .generation = 1, .sequence = 1, .step = -1, .world = RANKS };
+        struct manifest manifest = { .tag = "t", .number = 1, .writing = 1, .sequence = 1, .step = -1, .world = RANKS };
         uint32_t *ranks = calloc(FILES, sizeof *ranks);
         char *text;
 
@@ -182,7 +182,7 @@ static void the_files_of_each_record_are_found_together(void)
 /* With DeepSpeed's file names. */
 static char *format_job(size_t *ret_size)
 {
-        struct manifest manifest = { .tag = "global_step500", .job = "job", .run = "run", .number = 1, .generation = 1, .sequence = 1, .step = 500,
+        struct manifest manifest = { .tag = "global_step500", .job = "job", .run = "run", .number = 1, .writing = 1, .sequence = 1, .step = 500,
                                      .world = JOB_FILES };
         char name[64], *text;
 
@@ -198,7 +198,7 @@ static char *format_job(size_t *ret_size)
         for (uint32_t i = 0; i < JOB_RECORDS; i++) {
                 struct manifest_record *record = &manifest.records[manifest.record_count++];
 
-                *record = (struct manifest_record){ .size = 50000, .crc64 = i, .generation = 1, .rank = i * (JOB_FILES / JOB_RECORDS) };
+                *record = (struct manifest_record){ .size = 50000, .crc64 = i, .sequence = 1, .rank = i * (JOB_FILES / JOB_RECORDS) };
                 writing_name("job", "run", 1, i, record->writing);
         }
         if (manifest_format(&manifest, &text, ret_size, NULL))

@@ -51,9 +51,9 @@ static void the_oldest_forks_are_forgotten_and_count_as_the_first_line(void)
 static void a_line_comes_back_from_a_document(void)
 {
         struct line first = { 0 }, second = forked(&first, 1000, 300);
-        struct manifest manifest = { .tag = "global_step310", .number = 1, .generation = 1, .sequence = 1000, .step = 310, .world = 1, .line = second }, read;
-        struct committed committed = { .of = { .tag = "global_step310", .writing = 1, .world = 1 }, .generation = 1, .sequence = 1000, .line = second };
-        struct captured captured = { .of = committed.of, .generation = 1, .sequence = 7, .goes_back = true, .after = 300 };
+        struct manifest manifest = { .tag = "global_step310", .number = 1, .writing = 1, .sequence = 1000, .step = 310, .world = 1, .line = second }, read;
+        struct committed committed = { .of = { .tag = "global_step310", .writing = 1, .world = 1 }, .sequence = 1000, .line = second };
+        struct captured captured = { .of = committed.of, .sequence = 7, .goes_back = true, .after = 300 };
         struct captured_rank rank = { 0, 1 };
         uint32_t ranks[1] = { 0 };
         char *text;

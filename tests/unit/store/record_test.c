@@ -24,7 +24,7 @@ static void a_record_comes_back_as_it_was_written(void)
                   .mark = { "12-34" }, .referred = CHUNK },
                 { .name = "empty", .rank = 1, .is_apart = true, .chunk_bytes = CHUNK },
         };
-        struct record written = { .tag = "t", .job = "j", .run = "r", .writing = WRITING, .number = 7, .generation = 3, .world = 4, .persisted = 1,
+        struct record written = { .tag = "t", .job = "j", .run = "r", .writing = WRITING, .number = 7, .world = 4, .persisted = 1,
                                   .ranks = ranks, .rank_count = 2, .files = files, .file_count = 2 };
         struct record read;
         char *text;
@@ -34,7 +34,7 @@ static void a_record_comes_back_as_it_was_written(void)
         CHECK(size == strlen(text) && text[size - 1] == '\n' && document_is(text, "record") && !document_is(text, "manifest"));
         REQUIRE(record_parse(text, size, &read, NULL) == NEBULA_OK);
         CHECK(!strcmp(read.tag, "t") && !strcmp(read.job, "j") && !strcmp(read.run, "r") && !strcmp(read.writing, WRITING));
-        CHECK(read.number == 7 && read.generation == 3 && read.world == 4 && read.persisted == 1);
+        CHECK(read.number == 7 && read.world == 4 && read.persisted == 1);
         REQUIRE(read.rank_count == 2 && read.file_count == 2);
         for (size_t i = 0; i < 2; i++)
                 CHECK(read.ranks[i].rank == ranks[i].rank && read.ranks[i].begun == ranks[i].begun && read.ranks[i].captured == ranks[i].captured);
@@ -55,7 +55,7 @@ static void the_golden_record_of_version_2_0_is_read(void)
 
         REQUIRE(record_parse(text, size, &record, NULL) == NEBULA_OK);
         CHECK(!strcmp(record.tag, "global_step500") && !strcmp(record.job, "gpt") && !strcmp(record.run, "r1"));
-        CHECK(!strcmp(record.writing, "w7fb1b9bf9793b267-2-9c0a77e1") && record.world == 8 && record.number == 4 && record.generation == 2 && record.persisted == 1766312346.5);
+        CHECK(!strcmp(record.writing, "w7fb1b9bf9793b267-2-9c0a77e1") && record.world == 8 && record.number == 4 && record.persisted == 1766312346.5);
         REQUIRE(record.rank_count == 2 && record.file_count == 2);
         CHECK(record.ranks[0].rank == 2 && record.ranks[0].begun == 1766312345.0625 && record.ranks[1].rank == 3 && record.ranks[1].captured == 1766312345.25);
         CHECK(!strcmp(record.files[0].name, "model/rank3 \xc3\xa9.pt") && record.files[0].is_zip && !record.files[0].is_apart);
@@ -124,7 +124,7 @@ static void nothing_is_as_good_as_done(void)
 }
 
 #define RECORD(ranks, files) \
-        "{\"nebula\":\"record\",\"version\":\"2.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"writing\":\"" WRITING "\",\"number\":1,\"generation\":1," \
+        "{\"nebula\":\"record\",\"version\":\"2.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"writing\":\"" WRITING "\",\"number\":1," \
         "\"world\":3,\"persisted\":3.5,\"ranks\":" ranks ",\"files\":[" files "]"
 #define RECORD_FILE(name, rank, size, format, chunk, crcs) \
         "{\"name\":\"" name "\",\"rank\":" #rank ",\"size\":" #size ",\"format\":\"" format "\",\"chunk_bytes\":" #chunk ",\"crc64\":[" crcs "]}"
@@ -145,7 +145,7 @@ static void a_record_that_does_not_add_up_is_refused(void)
               NEBULA_CORRUPT); /* one name twice */
         CHECK(parse_sealed(parse_record, RECORD("[[1,1,2]]", "7")) == NEBULA_CORRUPT);
         CHECK(parse_sealed(parse_record, "{\"nebula\":\"record\",\"version\":\"2.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"writing\":\"" WRITING "\","
-                                         "\"number\":0,\"generation\":1,\"world\":3,\"persisted\":3.5,\"ranks\":[[1,1,2]],\"files\":[]") == NEBULA_CORRUPT);
+                                         "\"number\":0,\"world\":3,\"persisted\":3.5,\"ranks\":[[1,1,2]],\"files\":[]") == NEBULA_CORRUPT);
 }
 
 static void a_record_whose_ranks_do_not_add_up_is_refused(void)
@@ -169,7 +169,7 @@ static void a_writing_that_is_no_name_of_one_is_refused(void)
                 char body[800];
 
                 snprintf(body, sizeof body,
-                         "{\"nebula\":\"record\",\"version\":\"2.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"writing\":\"%s\",\"number\":1,\"generation\":1,\"world\":2,"
+                         "{\"nebula\":\"record\",\"version\":\"2.0\",\"tag\":\"t\",\"job\":\"\",\"run\":\"\",\"writing\":\"%s\",\"number\":1,\"world\":2,"
                          "\"persisted\":1,\"ranks\":[[0,1,1]],\"files\":[]", unsound_writings[i]);
                 CHECK(parse_sealed(parse_record, body) == NEBULA_CORRUPT);
         }

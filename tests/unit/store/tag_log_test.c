@@ -58,7 +58,7 @@ ON_EACH_STORE(a_log_is_empty_until_its_first_entry)
 
         CHECK(newest("t") == 0 && next("t", 0) == 1);
         REQUIRE(!tag_log_head(store, "t", &log, &error));
-        CHECK(!log.number && !log.is_removal && !log.is_unsound && !log.manifest.generation);
+        CHECK(!log.number && !log.is_removal && !log.is_unsound && !log.manifest.sequence);
         CHECK(tag_log_entry(store, "t", 1, &log, &error) == NEBULA_NOT_FOUND);
         tag_log_done(&log);
         CHECK(holds_nothing("t"));
@@ -119,7 +119,7 @@ ON_EACH_STORE(behind_the_last_number_there_is_no_entry)
         size_t size;
 
         have("t/.nebula/manifest-281474976710656.json", "x");
-        CHECK(newest("t") == DOCUMENT_GENERATION_MAX);
+        CHECK(newest("t") == DOCUMENT_NUMBER_MAX);
         author_run_to(&writer, AT_COMMIT);
         CHECK(manifest_format(&writer.real.manifest, &text, &size, &error) == NEBULA_INVALID && strstr(error.message, "impossible number"));
         author_done(&writer);

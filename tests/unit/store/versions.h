@@ -187,7 +187,7 @@ static inline bool author_may_follow(const struct author *writer, const char *ru
 
 static inline enum nebula_status author_judge(void *argument, const struct manifest *before, struct nebula_error *failure)
 {
-        if (!before->generation || author_may_follow(argument, before->run))
+        if (!before->sequence || author_may_follow(argument, before->run))
                 return NEBULA_OK;
         return error_set(failure, NEBULA_INVALID, 0, "another run has written \"%s\"", before->tag);
 }
@@ -231,7 +231,6 @@ static inline enum nebula_status author_describe(void *argument, struct nebula_e
         strcpy(record->run, writer->run);
         strcpy(record->writing, writer->writing);
         record->number = manifest->number;
-        record->generation = manifest->generation;
         record->world = 1;
         record->ranks[0] = (struct record_rank){ 0, 1, 2 };
         record->rank_count = 1;
@@ -285,7 +284,7 @@ static inline void author_fill_head(struct author *writer)
         const struct manifest *before = &writer->real.before.manifest;
 
         strcpy(manifest->run, writer->run);
-        manifest->generation = before->generation + 1;
+        manifest->writing = before->writing + 1;
         manifest->sequence = writer->sequence <= before->sequence ? before->sequence + 1 : writer->sequence;
         manifest->step = name_step(writer->tag);
         manifest->world = 1;

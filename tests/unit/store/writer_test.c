@@ -43,7 +43,6 @@ static enum nebula_status describe(void *argument, struct nebula_error *failure)
         strcpy(record->run, source->run);
         writing_name("j", source->run, 1, 1, record->writing);
         record->number = writer->manifest.number;
-        record->generation = writer->manifest.generation;
         record->world = 1;
         strcpy(record->files[0].name, "f");
         record->files[0].size = 1;
@@ -83,7 +82,7 @@ static void begin_as(struct source *source, const char *run, uint64_t sequence, 
         manifest->step = -1;
         if (!is_first && writer_begin(&source->writer, &error))
                 abort();
-        manifest->generation = source->writer.before.manifest.generation + 1;
+        manifest->writing = source->writer.before.manifest.writing + 1;
         manifest->sequence = sequence;
 }
 

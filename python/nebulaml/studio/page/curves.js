@@ -17,7 +17,7 @@ function linesOf(rows) { // sets `began` of each row
     lines.get(line.began).rows.push(row);
   }
   const sorted = [...lines.values()].sort((a, b) => a.began - b.began);
-  for (const one of sorted) one.rows.sort((a, b) => a.step - b.step || a.generation - b.generation);
+  for (const one of sorted) one.rows.sort((a, b) => a.step - b.step || a.sequence - b.sequence);
   return sorted;
 }
 
@@ -88,7 +88,7 @@ export const curves = {
     return { made, x, width };
   },
   dot(studio, row, x, y, extra = '') {
-    const words = `${shown(row.tag)}${row.generation > 1 ? `, writing ${row.generation}` : ''}, ${row.abandoned ? 'abandoned' : row.state}${extra}`;
+    const words = `${shown(row.tag)}${row.entry > 1 ? `, entry ${row.entry}` : ''}, ${row.abandoned ? 'abandoned' : row.state}${extra}`;
     const mark = svg('circle', { cx: x, cy: y, r: 4.5, class: `dot ${row.abandoned || !row.where.length ? 'left' : ''}`, tabindex: 0, role: 'link', 'aria-label': words, onclick: () => studio.open(row.tag),
       onkeydown: (event) => { if (event.key === 'Enter') studio.open(row.tag); } }, svg('title', {}, words));
     return mark;

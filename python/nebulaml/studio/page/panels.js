@@ -182,14 +182,14 @@ const checkpoints = {
   },
 };
 const checked = (row) => (row.verified_at ? element('span', { class: row.verified_ok ? null : 'bad', title: clock(row.verified_at) }, row.verified_ok ? when(row.verified_at) : 'DAMAGED') : '-');
-// An earlier writing of a tag has its generation behind the tag.
-const chosenTags = (studio) => [...studio.chosen].map((key) => studio.state.rows.get(key)).filter(Boolean).sort((a, b) => begun(a) - begun(b)).map((row) => (latest(studio, row.tag) === row ? row.tag : `${row.tag}@${row.generation}`));
-const latest = (studio, tag) => [...studio.state.rows.values()].filter((one) => one.tag === tag).sort((a, b) => b.generation - a.generation)[0];
+// An earlier writing of a tag has its sequence behind the tag.
+const chosenTags = (studio) => [...studio.chosen].map((key) => studio.state.rows.get(key)).filter(Boolean).sort((a, b) => begun(a) - begun(b)).map((row) => (latest(studio, row.tag) === row ? row.tag : `${row.tag}@${row.sequence}`));
+const latest = (studio, tag) => [...studio.state.rows.values()].filter((one) => one.tag === tag).sort((a, b) => begun(b) - begun(a))[0];
 function rowOf(studio, word) {
   const found = latest(studio, word);
   if (found) return found;
-  const [, tag, generation] = word.match(/^(.*)@(\d+)$/s) || [];
-  return [...studio.state.rows.values()].find((one) => one.tag === tag && one.generation === +generation);
+  const [, tag, sequence] = word.match(/^(.*)@(\d+)$/s) || [];
+  return [...studio.state.rows.values()].find((one) => one.tag === tag && one.sequence === +sequence);
 }
 
 // ---- Compare
@@ -217,7 +217,7 @@ const compare = {
     const metrics = [...new Set(present.flatMap((row) => Object.keys(row.metrics)))].sort();
     const fileNames = [...new Set(present.flatMap((row) => [...(this.files.get(row.key)?.keys() || [])]))].sort().slice(0, 300);
     const lines = [
-      ['tag', (row) => element('button', { class: 'tag', type: 'button', onclick: () => studio.open(row.tag) }, named(row.tag))], ['step', (row) => String(step(row) ?? '-')], ['generation', (row) => String(row.generation)], ['state', state], ['saved', (row) => clock(begun(row))],
+      ['tag', (row) => element('button', { class: 'tag', type: 'button', onclick: () => studio.open(row.tag) }, named(row.tag))], ['step', (row) => String(step(row) ?? '-')], ['entry', (row) => String(row.entry ?? '-')], ['state', state], ['saved', (row) => clock(begun(row))],
       ...metrics.map((name) => [shown(name), (row) => number(row.metrics[name])]),
       ['size', (row) => bytes(row.size)], ['blocked', (row) => milliseconds(row.blocked_ms)], ['durable after', (row) => seconds(row.durable && row.durable - row.begun)],
       ['pin', (row) => (row.pinned === null ? '-' : shown(row.pinned) || 'pinned')],
@@ -233,8 +233,8 @@ const compare = {
   },
   async load(studio, row) {
     const told = await studio.ask('version', { tag: row.tag }).catch(() => ({}));
-    // Storage has the files of a tag's last generation only.
-    this.files.set(row.key, new Map((told.version?.generation === row.generation ? told.version.files : []).map((file) => [file.name, file.size])));
+    // Storage has the files of a tag's last writing only.
+    this.files.set(row.key, new Map((told.version?.sequence === row.sequence ? told.version.files : []).map((file) => [file.name, file.size])));
     if (studio.panel === this) this.update(studio);
   },
   // Each later one with the first, one after the other: they read the same bytes.
@@ -276,7 +276,7 @@ const version = {
   async update(studio) {
     studio.tag ??= studio.state.now?.newest?.tag ?? null;
     const row = this.row(studio);
-    const key = studio.tag === null ? 'none' : `${studio.tag}\0${row?.generation}\0${row?.state}\0${row?.pinned}\0${row?.where}`;
+    const key = studio.tag === null ? 'none' : `${studio.tag}\0${row?.sequence}\0${row?.state}\0${row?.pinned}\0${row?.where}`;
     if (this.shownFor === key) {
       if (!this.found && this.check && this.verifiedAt !== row?.verified_at) this.check.replaceChildren(this.checkText(null, row)); // someone else has verified it
       this.verifiedAt = row?.verified_at;
@@ -316,7 +316,7 @@ const version = {
     const facts = element('dl', {}, [
       ['tag', named(tag)], ['state', row ? state(row) : '-'],
       ['size', bytes(told.version?.size ?? row?.size)], ['copies', row ? places(row) : '-'],
-      ['lineage', `generation ${told.version?.generation ?? row?.generation}${told.version?.run ? `, run ${shown(told.version.run)}` : ''}${row?.abandoned ? ', abandoned: the job went back before it' : ''}`],
+      ['lineage', `entry ${told.version?.entry ?? row?.entry ?? '-'}${told.version?.run ? `, run ${shown(told.version.run)}` : ''}${row?.abandoned ? ', abandoned: the job went back before it' : ''}`],
       ['blocked', milliseconds(row?.blocked_ms)],
       row && Object.keys(row.metrics).length ? ['metrics', metricText(row)] : null, row && row.pinned !== null ? ['pin', shown(row.pinned) || 'pinned, without a reason'] : null,
     ].filter(Boolean).map(([name, value]) => [element('dt', {}, name), element('dd', {}, value)]), element('dt', {}, 'check'), check);
@@ -370,7 +370,7 @@ const version = {
       { name: 'name', label: 'Name', value: (one) => one.name, cell: (one) => named(one.name) },
       { name: 'rank', label: 'Rank', number: true, value: (one) => one.rank, cell: (one) => String(one.rank ?? '-') },
       { name: 'size', label: 'Size', number: true, value: (one) => one.size, cell: (one) => bytes(one.size) },
-      { name: 'generation', label: 'From generation', number: true, value: (one) => one.generation, cell: (one) => `${one.generation ?? '-'}${one.generation < told.generation ? ', unchanged' : ''}` },
+      { name: 'sequence', label: 'Written', value: (one) => one.sequence, cell: (one) => `${one.sequence ? clock(one.sequence / 1e9) : '-'}${one.sequence < told.sequence ? ', unchanged' : ''}` },
       { name: 'format', label: 'Format', value: (one) => one.format, cell: (one) => one.format || '-' },
       { name: 'look', label: 'Tensors', cell: (one) => (one.format === 'zip' ? element('button', { class: 'act', type: 'button', 'aria-label': `tensors of ${shown(one.name)}`, onclick: () => this.tensors(studio, tag, one.name, inside) }, 'Look inside') : '-') },
     ], { label: 'Files', sort: 'name', descending: false, height: 300 });

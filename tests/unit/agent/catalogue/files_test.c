@@ -15,13 +15,13 @@
 /* Makes the manifest of a job of 16,384 ranks with two files each, as storage would list it. */
 static void make_manifest(struct manifest *ret_manifest)
 {
-        struct manifest manifest = { .tag = "step1", .number = 1, .generation = 1, .sequence = 1, .step = 1, .world = 1 };
+        struct manifest manifest = { .tag = "step1", .number = 1, .writing = 1, .sequence = 1, .step = 1, .world = 1 };
         char *text;
         size_t size;
 
         if (manifest_reserve(&manifest, STORED_COUNT, 1, NULL))
                 abort();
-        manifest.records[manifest.record_count++] = (struct manifest_record){ .generation = 1 };
+        manifest.records[manifest.record_count++] = (struct manifest_record){ .sequence = 1 };
         writing_name("", "", 1, 1, manifest.records[0].writing);
         for (unsigned i = 0; i < STORED_COUNT; i++) {
                 char name[MANIFEST_NAME_MAX];
@@ -72,7 +72,7 @@ static void each_of_many_files_is_found_and_carried_over(void)
                 snprintf(name, sizeof name, "zero_pp_rank_%u_mp_rank_00_optim_states.pt", i);
                 file = version_file(version, name);
                 found = found && file && !strcmp(file->name, name) && file->size == (i == 7 ? BENCH_FILE_BYTES : i) &&
-                        file->generation == (i == 7 ? 2 : 1);
+                        file->origin == (i == 7 ? 0 : 1);
         }
         CHECK(found && !version_file(version, "zero_pp_rank_32768_mp_rank_00_optim_states.pt"));
         catalogue_unlock(&bench.catalogue);

@@ -8,7 +8,7 @@
 
 static struct manifest manifest(const char *tag, const char *job, uint64_t sequence)
 {
-        struct manifest one = { .sequence = sequence, .generation = 1 };
+        struct manifest one = { .sequence = sequence, .writing = 1 };
 
         strcpy(one.tag, tag);
         strcpy(one.job, job);

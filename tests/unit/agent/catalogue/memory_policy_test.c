@@ -75,7 +75,7 @@ static void a_new_tag_is_mostly_known_to_be_new_and_one_that_is_there_never(void
         bench_done(&bench, true);
 }
 
-static void a_tombstone_that_is_written_again_is_the_next_generation(void)
+static void a_tombstone_that_is_written_again_is_the_next_writing(void)
 {
         struct version *version;
         struct bench bench;
@@ -86,14 +86,14 @@ static void a_tombstone_that_is_written_again_is_the_next_generation(void)
                 snprintf(tag, sizeof tag, "step%u", i % 5);
                 version = bench_version(&bench, tag, 1, 0);
                 REQUIRE(version);
-                CHECK(version->generation == 1 + i / 5);
+                CHECK(version->writing == 1 + i / 5);
                 history_flush(&bench.catalogue, bench.job->lane);
         }
         CHECK(bench.job->tombstone_count >= 6);
         bench_done(&bench, true);
 }
 
-/* The tombstone remembers a rank that commits a complete tag again without a file. The next generation does not wait for that rank. */
+/* The tombstone remembers a rank that commits a complete tag again without a file. The next writing does not wait for that rank. */
 static void a_tombstone_remembers_the_ranks_that_added_nothing(void)
 {
         struct version *first, *again;
@@ -120,7 +120,7 @@ static void a_tombstone_remembers_the_ranks_that_added_nothing(void)
         REQUIRE(!commit_part(&bench.catalogue, &other, first, &bench.error));
         again = bench_version(&bench, "step0", 2, 0);
         REQUIRE(again && again != first);
-        CHECK(again->generation == 2 && again->life.state == NEBULA_STATE_COMMITTED);
+        CHECK(again->writing == 2 && again->life.state == NEBULA_STATE_COMMITTED);
         /* The rank has begun the tag again, so the earlier commit no longer counts for it. */
         REQUIRE(!commit_part(&bench.catalogue, &other, again, &bench.error));
         CHECK(commit_begin(&bench.catalogue, &other, "step0", NEBULA_FILES_ALL_RANKS, &bench.error) == again);
@@ -247,7 +247,7 @@ static int begin_meanwhile(int fd, uint64_t offset, uint64_t size)
         return result;
 }
 
-static void a_file_that_gets_its_memory_after_its_version_was_committed_belongs_to_the_next_generation(void)
+static void a_file_that_gets_its_memory_after_its_version_was_committed_belongs_to_the_next_writing(void)
 {
         struct version *version;
         struct bench bench;
@@ -269,7 +269,7 @@ static void a_file_that_gets_its_memory_after_its_version_was_committed_belongs_
         catalogue_lock(&bench.catalogue);
         CHECK(catalogue_version(&bench.catalogue, first)->life.state == NEBULA_STATE_COMMITTED);
         version = catalogue_version(&bench.catalogue, id);
-        REQUIRE(version && id != first && version->generation == 2);
+        REQUIRE(version && id != first && version->writing == 2);
         CHECK(!commit_part(&bench.catalogue, &bench.session, version, &bench.error) && version->life.state == NEBULA_STATE_COMMITTED);
         CHECK(version->file_count == 2 && version_file(version, "0") && version_file(version, "1"));
         catalogue_unlock(&bench.catalogue);
@@ -677,9 +677,9 @@ TAP_MAIN(TEST(for_a_foretold_file_there_are_images_of_two_versions_until_the_fir
          TEST(a_version_of_more_files_than_there_are_descriptors_is_saved_persisted_and_taken_over),
          TEST(memfds_for_which_there_are_no_descriptors_fail_their_version_alone),
          TEST(memory_got_for_a_file_that_is_then_refused_stays_with_the_job_and_leaves_the_disk),
-         TEST(a_file_that_gets_its_memory_after_its_version_was_committed_belongs_to_the_next_generation),
+         TEST(a_file_that_gets_its_memory_after_its_version_was_committed_belongs_to_the_next_writing),
          TEST(tombstones_are_bounded_and_answer_and_disturb_no_other_version),
          TEST(a_new_tag_is_mostly_known_to_be_new_and_one_that_is_there_never),
-        TEST(a_tombstone_that_is_written_again_is_the_next_generation),
+        TEST(a_tombstone_that_is_written_again_is_the_next_writing),
          TEST(a_tombstone_remembers_the_ranks_that_added_nothing),
          TEST(nothing_goes_while_the_ranks_of_a_new_run_have_begun_nothing))

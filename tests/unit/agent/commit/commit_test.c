@@ -18,9 +18,10 @@
 #include "test_dir.h"
 
 /* Saves one file by rank 0, which completes its version. */
-static uint64_t generation_of(const struct manifest *manifest, const char *name)
+/* 0: the version wrote the file itself. */
+static uint64_t origin_of(const struct manifest *manifest, const char *name)
 {
-        return manifest_file_generation(manifest, manifest_find_file(manifest, name));
+        return manifest_file_origin(manifest, manifest_find_file(manifest, name));
 }
 
 static bool save_one(struct bench *bench, unsigned seed)
@@ -198,6 +199,7 @@ static bool write_twice_before_the_scan(struct bench *bench, const char *storage
 static void a_file_of_an_earlier_run_is_not_taken_for_one_that_carries_over(void)
 {
         struct version *first, *again;
+        uint64_t sequence;
         struct bench bench;
         char storage[256];
 
@@ -206,10 +208,10 @@ static void a_file_of_an_earlier_run_is_not_taken_for_one_that_carries_over(void
         CHECK(!bench_persist(&bench, again));
         CHECK(stored_holds(bench.job->storage->store, bench.job->known.list[0], "a", 5));
         CHECK(stored_holds(bench.job->storage->store, bench.job->known.list[0], "b", 4));
+        sequence = again->sequence;
         again = bench_version(&bench, "t", 6, 0); /* b is in storage now, and is not written again */
         REQUIRE(again && !bench_persist(&bench, again));
-        CHECK(bench.job->known.list[0]->generation == 4);
-        CHECK(generation_of(bench.job->known.list[0], "b") == 3);
+        CHECK(origin_of(bench.job->known.list[0], "b") == sequence);
         CHECK(stored_holds(bench.job->storage->store, bench.job->known.list[0], "b", 4));
         bench_done(&bench, true);
         storage_remove(storage);
@@ -234,7 +236,7 @@ static void a_file_of_an_earlier_run_is_not_taken_for_one_that_was_taken_over(vo
 
         bench_init(&bench, memory, storage);
         again = bench.job->versions;
-        REQUIRE(again && again->generation == 2 && !storage_scan(&bench.catalogue, bench.job, &bench.error));
+        REQUIRE(again && again->writing == 2 && !storage_scan(&bench.catalogue, bench.job, &bench.error));
         CHECK(!bench_persist(&bench, again));
         CHECK(stored_holds(bench.job->storage->store, bench.job->known.list[0], "b", 4));
         bench_done(&bench, true);
@@ -247,6 +249,7 @@ static void a_file_that_has_become_durable_is_carried_over_and_not_written_again
 {
         char storage[256], memory[256];
         struct version *first, *again;
+        uint64_t sequence;
         struct bench bench;
 
         storage_make(storage);
@@ -256,14 +259,15 @@ static void a_file_that_has_become_durable_is_carried_over_and_not_written_again
                 first = bench_version(&bench, "t", 1, 2);
                 again = bench_version(&bench, "t", 3, 0);
                 REQUIRE(first && again && !bench_persist(&bench, first));
+                sequence = first->sequence;
                 if (killed) {
                         bench_done(&bench, false);
                         bench_init(&bench, memory, storage);
                         again = bench.job->versions;
-                        REQUIRE(again && again->generation == 2);
+                        REQUIRE(again && again->writing == 2);
                 }
                 CHECK(!bench_persist(&bench, again));
-                CHECK(generation_of(bench.job->known.list[0], "b") == 1);
+                CHECK(origin_of(bench.job->known.list[0], "b") == sequence);
                 CHECK(stored_holds(bench.job->storage->store, bench.job->known.list[0], "b", 2));
                 bench_done(&bench, true);
                 storage_remove(storage);
@@ -303,7 +307,7 @@ static void versions_that_become_newer_than_storage_keep_their_order(void)
 /* Puts a manifest of that sequence, with no file, into storage. */
 static bool plant(const char *storage, const char *tag, const char *job_name, uint64_t sequence)
 {
-        struct manifest manifest = { .number = 1, .generation = 1, .step = name_step(tag), .world = 1, .sequence = sequence };
+        struct manifest manifest = { .number = 1, .writing = 1, .step = name_step(tag), .world = 1, .sequence = sequence };
         struct store *store;
         size_t size;
         char *text;
@@ -371,7 +375,6 @@ static void after_the_last_sequence_there_is_versions_are_still_readable(void)
 }
 
 /* fault: as a_file_of_an_earlier_run_is_not_taken_for_one_that_carries_over */
-/* This holds if the two have different numbers. */
 static void an_older_writing_that_storage_was_not_known_to_gives_way_to_the_newer_one(void)
 {
         struct version *first, *again;
@@ -380,15 +383,15 @@ static void an_older_writing_that_storage_was_not_known_to_gives_way_to_the_newe
 
         storage_make(storage);
         REQUIRE(write_twice_before_the_scan(&bench, storage, &first, &again));
-        CHECK(first->generation == 2 && again->generation == 3);
+        CHECK(first->sequence < again->sequence);
         CHECK(!bench_persist(&bench, again));
-        version_give_way(&bench.catalogue, first, again->generation, again->sequence);
+        version_give_way(&bench.catalogue, first, again->sequence);
         CHECK(first->superseded);
         bench_done(&bench, true);
         storage_remove(storage);
 }
 
-/* Files that were written again have the later generation in the manifest, so a loader finds them after they have left memory. */
+/* The manifest says that this version wrote the file, so a loader finds them after they have left memory. */
 static void a_file_that_was_carried_over_from_memory_alone_is_known_as_storage_has_it(void)
 {
         struct version *again;
@@ -400,8 +403,7 @@ static void a_file_that_was_carried_over_from_memory_alone_is_known_as_storage_h
         REQUIRE(bench_version(&bench, "t", 1, 2));
         again = bench_version(&bench, "t", 3, 0);
         REQUIRE(again && !bench_persist(&bench, again));
-        CHECK(generation_of(bench.job->known.list[0], "b") == 2);
-        CHECK(version_file(again, "b")->generation == 2);
+        CHECK(!origin_of(bench.job->known.list[0], "b") && !version_file(again, "b")->origin);
         bench_done(&bench, true);
         storage_remove(storage);
 }
@@ -553,7 +555,7 @@ static void the_reason_of_a_failure_is_reported_even_if_cut_within_a_character(v
 /* A rank begins an open-ended version long after all others. Another node decides that the version is complete. */
 static void a_file_still_being_copied_when_other_nodes_commit_is_not_part_of_the_version(void)
 {
-        struct committed committed = { .of = { .tag = "t", .world = 3, .writing = 1 }, .generation = 1, .sequence = 5,
+        struct committed committed = { .of = { .tag = "t", .world = 3, .writing = 1 }, .sequence = 5,
                                        .ranks = (uint32_t[]){ 0, 1 }, .rank_count = 2 };
         struct ipc_image request = { .size = BENCH_FILE_BYTES, .format = IPC_FORMAT_RAW, .name = "late" };
         char storage[256], path[ANNOUNCE_PATH_MAX], key[300], *text;
@@ -747,6 +749,25 @@ static void a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts(v
         storage_remove(storage);
 }
 
+/* The clock of the node that wrote the earlier one was ahead. */
+static void of_two_writings_of_one_run_the_one_that_was_begun_later_may_replace_the_other(void)
+{
+        struct manifest stored = { .tag = "t", .number = 1, .writing = 2, .world = 1 };
+        struct version *version;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        version = bench_version(&bench, "t", 1, 2);
+        REQUIRE(version);
+        strcpy(stored.run, version->run);
+        stored.sequence = version->sequence + 1;
+        version->writing = 1;
+        CHECK(ancestry_judge(version, &stored, &bench.error) == NEBULA_INVALID && strstr(bench.error.message, "a later writing"));
+        version->writing = 3;
+        CHECK(!ancestry_judge(version, &stored, &bench.error));
+        bench_done(&bench, true);
+}
+
 static void a_look_at_a_committed_version_begins_nothing(void)
 {
         struct version *first, *second;
@@ -760,11 +781,11 @@ static void a_look_at_a_committed_version_begins_nothing(void)
                 id = first->id;
                 REQUIRE(!bench_save(&bench, &id, "a", i));
         }
-        first = commit_known(bench.job, "t", 1, &bench.error);
-        second = commit_known(bench.job, "t", 2, &bench.error);
-        CHECK(first && first->generation == 1 && second && second->generation == 2);
-        CHECK(!commit_known(bench.job, "t", 3, &bench.error) && bench.error.status == NEBULA_NOT_FOUND);
-        CHECK(!commit_known(bench.job, "u", 1, &bench.error) && bench.error.status == NEBULA_NOT_FOUND);
+        first = commit_known(&bench.session, "t", 1, &bench.error);
+        second = commit_known(&bench.session, "t", 2, &bench.error);
+        CHECK(first && first->writing == 1 && second && second->writing == 2);
+        CHECK(!commit_known(&bench.session, "t", 3, &bench.error) && bench.error.status == NEBULA_NOT_FOUND);
+        CHECK(!commit_known(&bench.session, "u", 1, &bench.error) && bench.error.status == NEBULA_NOT_FOUND);
         CHECK(count_complete(&bench, "t") == 2 && count_complete(&bench, "u") == 0);
         CHECK(bench.job->versions == second && second->next == first && !first->next);
         bench_done(&bench, true);
@@ -864,6 +885,7 @@ static void files_of_another_run_carry_over_if_this_one_came_after_it(void)
 
 TAP_MAIN(TEST(files_of_ranks_that_are_no_more_do_not_carry_over), TEST(files_of_another_run_carry_over_if_this_one_came_after_it),
          TEST(a_look_at_a_committed_version_begins_nothing),
+         TEST(of_two_writings_of_one_run_the_one_that_was_begun_later_may_replace_the_other),
          TEST(a_failed_removal_by_retention_is_tried_again_after_the_next_version),
          TEST(rules_that_could_not_be_applied_stay_due),
          TEST(a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts),

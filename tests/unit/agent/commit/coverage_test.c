@@ -11,7 +11,7 @@
 #define WORLD 8
 
 static struct captured_rank own_ranks[] = { { 0, 1 }, { 1, 1 } };
-static struct captured own = { .of = { .tag = "t", .job = "j", .run = "r", .writing = 1, .world = WORLD }, .host = "h", .pid = 1, .generation = 1,
+static struct captured own = { .of = { .tag = "t", .job = "j", .run = "r", .writing = 1, .world = WORLD }, .host = "h", .pid = 1,
                                .sequence = 1000, .ranks = own_ranks, .rank_count = 1 };
 
 /* The document of a node with so many ranks from `first` on. */

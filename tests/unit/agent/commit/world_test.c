@@ -358,7 +358,7 @@ static void nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgot
                 client_done(&one);
                 CHECK(agent_finish(agent, SIGTERM) == 0 && agent_finish(other_agent, SIGTERM) == 0);
                 agent = agent_run(&place); /* with nothing in memory */
-                REQUIRE(enter(&zero, &place, 0, 0) && !find(&zero, "", "t", &found) && found.generation == written + 1);
+                REQUIRE(enter(&zero, &place, 0, 0) && !find(&zero, "", "t", &found) && found.writing == written + 1);
                 CHECK(!load(&zero, found.version_id, "0.pt", 10 + written, FILE_BYTES, NULL));
                 CHECK(!load(&zero, found.version_id, "1.pt", 20 + written, FILE_BYTES, NULL));
                 client_done(&zero);
@@ -484,7 +484,7 @@ static void a_name_that_ranks_of_two_nodes_saved_fails_that_version_and_names_bo
         agent_finish(other_agent, SIGKILL);
         os_remove_tree(place.place.memory);
         agent = agent_run(&place); /* with nothing in memory */
-        REQUIRE(enter(&zero, &place, 0, 0) && !find(&zero, "", "t", &found) && found.generation == 1);
+        REQUIRE(enter(&zero, &place, 0, 0) && !find(&zero, "", "t", &found) && found.writing == 1);
         CHECK(!load(&zero, found.version_id, "0.pt", 1, FILE_BYTES, NULL) && !load(&zero, found.version_id, "1.pt", 2, FILE_BYTES, NULL));
         client_done(&zero);
         CHECK(agent_finish(agent, SIGTERM) == 0);
@@ -556,7 +556,6 @@ static bool commit_without_rank_one(const char *tag)
                 return false;
         free(text);
         committed.of = captured.of;
-        committed.generation = captured.generation;
         committed.sequence = captured.sequence;
         committed.ranks = &zero;
         captured_done(&captured);

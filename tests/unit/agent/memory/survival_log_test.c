@@ -180,7 +180,6 @@ static void a_durable_version_with_files_of_other_nodes_is_taken_over(void)
         REQUIRE(other);
         other->rank = 1;
         other->size = 1;
-        other->generation = version->generation;
         version_move(&bench.catalogue, version, NEBULA_STATE_DURABLE);
         snprintf(path, sizeof path, "%s/%016llx.version", memory, (unsigned long long)version->id);
         REQUIRE(!os_read_file(path, 1 << 20, &note, &size));
@@ -256,7 +255,8 @@ static void a_file_more_is_noted_alone(void)
                 file = version_file_add(version, name);
                 if (!file)
                         abort();
-                file->size = i; /* of an older generation, which only storage has */
+                file->size = i;
+                file->origin = 1; /* only storage has it */
                 version->in_memory = true;
                 survival_log_write(&bench.catalogue, version);
                 written += version->survival->bytes > last ? version->survival->bytes - last : version->survival->bytes;

@@ -71,10 +71,10 @@ static void sizes_are_bounded_by_the_type(void)
 static void a_copy_comes_back_with_its_files_and_ranks(void)
 {
         uint32_t ranks[3] = { 3, 4, 5 };
-        struct peer_file files[2] = { { .name = "a \"quoted\" name", .size = 5u << 20, .rank = 3, .generation = 2, .held = true,
+        struct peer_file files[2] = { { .name = "a \"quoted\" name", .size = 5u << 20, .rank = 3, .held = true,
                                         .format = IPC_FORMAT_RAW },
-                                      { .name = "b", .size = 1, .rank = 4, .generation = 1 } };
-        struct peer_copy copy = { .id = UINT64_MAX, .generation = 2, .sequence = 1766312345160000000, .owner = "n", .tag = "global_step5",
+                                      { .name = "b", .size = 1, .rank = 4, .origin = 1 } };
+        struct peer_copy copy = { .id = UINT64_MAX, .writing = 2, .sequence = 1766312345160000000, .owner = "n", .tag = "global_step5",
                                   .run = "r", .world = 8, .files = files, .file_count = 2, .ranks = ranks, .rank_count = 3 }, back;
         char *text;
         size_t size;
@@ -84,7 +84,7 @@ static void a_copy_comes_back_with_its_files_and_ranks(void)
         CHECK(back.id == copy.id && back.sequence == copy.sequence && back.world == 8 && back.file_count == 2);
         CHECK(!strcmp(back.files[0].name, files[0].name) && back.files[0].held && back.files[0].format == IPC_FORMAT_RAW);
         CHECK(back.rank_count == 3 && !memcmp(back.ranks, ranks, sizeof ranks));
-        CHECK(!back.files[1].held && back.files[1].generation == 1 && back.files[1].rank == 4);
+        CHECK(!back.files[1].held && back.files[1].origin == 1 && back.files[1].rank == 4);
         peer_copy_done(&back);
         for (size_t cut = 0; cut < size; cut++)
                 CHECK(peer_copy_parse(text, cut, &back, NULL) == NEBULA_CORRUPT);
@@ -98,13 +98,13 @@ static void a_copy_comes_back_with_its_files_and_ranks(void)
 
 static void a_request_for_a_chunk_comes_back_as_it_was_written_and_no_part_of_it_is_one(void)
 {
-        struct peer_part part = { .tag = "global_step7", .name = "model.pt", .sequence = 1u << 20, .generation = 3, .chunk = 4000000000u }, back;
+        struct peer_part part = { .tag = "global_step7", .name = "model.pt", .sequence = 1u << 20, .origin = 3, .chunk = 4000000000u }, back;
         char *text;
         size_t size;
 
         REQUIRE(!peer_part_format(&part, &text, &size, NULL));
         REQUIRE(!peer_part_parse(text, size, &back, NULL));
-        CHECK(!strcmp(back.tag, part.tag) && !strcmp(back.name, part.name) && back.sequence == part.sequence && back.generation == 3 &&
+        CHECK(!strcmp(back.tag, part.tag) && !strcmp(back.name, part.name) && back.sequence == part.sequence && back.origin == 3 &&
               back.chunk == part.chunk);
         for (size_t cut = 0; cut < size; cut++)
                 CHECK(peer_part_parse(text, cut, &back, NULL) == NEBULA_CORRUPT);
@@ -113,8 +113,8 @@ static void a_request_for_a_chunk_comes_back_as_it_was_written_and_no_part_of_it
 
 static void a_copy_of_an_earlier_build_has_the_ranks_of_its_files(void)
 {
-        struct peer_file files[2] = { { .name = "a", .rank = 3, .generation = 1 }, { .name = "b", .rank = 4, .generation = 1 } };
-        struct peer_copy copy = { .id = 1, .generation = 1, .sequence = 1, .owner = "n", .tag = "t", .run = "r", .world = 8, .files = files,
+        struct peer_file files[2] = { { .name = "a", .rank = 3 }, { .name = "b", .rank = 4 } };
+        struct peer_copy copy = { .id = 1, .writing = 1, .sequence = 1, .owner = "n", .tag = "t", .run = "r", .world = 8, .files = files,
                                   .file_count = 2 }, back;
         char *text, *without;
         size_t size;
@@ -220,12 +220,12 @@ static void a_listing_that_would_be_too_long_has_the_newest_copies(void)
         size_t size;
 
         for (unsigned i = 0; i < COPIES; i++) {
-                copies[i] = (struct peer_copy){ .id = i + 1, .generation = 1, .sequence = COPIES - i, .owner = "node",
+                copies[i] = (struct peer_copy){ .id = i + 1, .writing = 1, .sequence = COPIES - i, .owner = "node",
                                                 .tag = "t", .run = "r", .world = 1, .file_count = i < 2 ? FILES : 1 };
                 copies[i].files = calloc(FILES, sizeof *copies[i].files);
                 REQUIRE(copies[i].files);
                 for (unsigned j = 0; j < copies[i].file_count; j++) {
-                        copies[i].files[j] = (struct peer_file){ .size = 1, .generation = 1, .held = true };
+                        copies[i].files[j] = (struct peer_file){ .size = 1, .held = true };
                         snprintf(copies[i].files[j].name, sizeof copies[i].files[j].name, "%0200u", j);
                 }
         }

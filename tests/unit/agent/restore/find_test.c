@@ -463,8 +463,8 @@ static void a_handle_that_only_began_its_tag_leads_to_the_one_before(void)
         bench_done(&bench, true);
 }
 
-/* Another agent writes the tag again. It finds nothing in storage, so it counts the generations from one. */
-static void a_tag_that_was_removed_and_written_again_with_its_generation_is_another_one(void)
+/* Another agent of the same run writes the tag again. It finds nothing in storage, so it counts the writings from one. */
+static void a_tag_that_was_removed_and_written_again_with_its_number_is_another_one(void)
 {
         struct manifest removed = { 0 };
         struct ipc_found found, again;
@@ -479,7 +479,7 @@ static void a_tag_that_was_removed_and_written_again_with_its_generation_is_anot
         REQUIRE(!manifest_remove(shelf.bench.job->storage->store, &removed, NULL));
         bench_init(&writer, NULL, shelf.storage);
         version = bench_version(&writer, "step1", 7, 8);
-        REQUIRE(version && !bench_persist(&writer, version) && version->generation == removed.generation);
+        REQUIRE(version && !bench_persist(&writer, version) && version->writing == removed.writing);
         CHECK(seed_of(&shelf.bench, found.version_id, "b") == -1);
         CHECK(!shelf_find(&shelf, "step1", &again) && again.version_id != found.version_id);
         CHECK(seed_of(&shelf.bench, again.version_id, "a") == 7);
@@ -499,7 +499,7 @@ static void write_again(struct shelf *shelf, const char *tag)
         if (manifest_load(store, tag, &manifest, NULL))
                 abort();
         manifest.number++;
-        manifest.generation++;
+        manifest.writing++;
         manifest.sequence++;
         if (manifest_format(&manifest, &text, &size, NULL) || tag_log_create(store, tag, manifest.number, text, size, NULL) ||
             tag_log_take_back(store, tag, manifest.number - 1, NULL))
@@ -540,7 +540,7 @@ static void an_agent_does_not_grow_with_the_versions_that_a_reader_follows(void)
 
 TAP_MAIN(TEST(a_handle_leads_to_no_other_writing_of_its_tag),
          TEST(a_handle_that_only_began_its_tag_leads_to_the_one_before),
-         TEST(a_tag_that_was_removed_and_written_again_with_its_generation_is_another_one),
+         TEST(a_tag_that_was_removed_and_written_again_with_its_number_is_another_one),
          TEST(a_version_that_is_removed_while_it_is_looked_at_is_not_found),
          TEST(the_newest_is_looked_for_again_when_it_is_removed_meanwhile),
          TEST(a_version_that_is_removed_between_finding_and_reading_is_to_be_looked_up_again),
