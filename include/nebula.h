@@ -130,7 +130,7 @@ struct nebula_options {
         const char *output_dir;        /* directory for checkpointHistories.csv; NULL: no file */
         const char *run;               /* one incarnation of the job, the same on all ranks; NULL: "" */
         double persist_interval_s;     /* 0: persist every version */
-        uint32_t retention_count;      /* versions kept in memory, >= 1. 1: no memory is kept for the next save */
+        uint32_t retention_count;      /* versions kept in memory, that of a running save among them, >= 1 */
         uint32_t rank, world;          /* default: rank 0 of 1 */
         uint32_t local_rank, local_world;
         uint64_t memory_bytes;         /* budget of the node's memory tier; 0: a safe share of the free memory */

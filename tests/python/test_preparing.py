@@ -59,7 +59,7 @@ def test_a_manager_prepares_for_each_item_and_for_state_that_does_not_exist_yet(
     optimizer = torch.optim.AdamW(model.parameters())
     with nm.Manager(place.storage, save_every_steps=1) as manager:
         manager.prepare({"model": model, "optimizer": optimizer})
-        made = settled(2 * 3 * 4 * FLOATS)
+        made = settled(3 * 4 * FLOATS)
         assert not optimizer.state
         model(torch.ones(1, 1024)).sum().backward()
         optimizer.step()
@@ -84,7 +84,7 @@ def test_a_restore_prepares_for_its_targets_whether_there_is_a_checkpoint_or_not
             model(torch.ones(1, 1024)).sum().backward()
             optimizer.step()
             if not found:
-                settled(2 * 3 * 4 * FLOATS)
+                settled(3 * 4 * FLOATS)
             manager.save(1 + found, {"model": model, "optimizer": optimizer})
             manager.wait()
     state = 2 * 4 * FLOATS + 4  # two moments, and the count of steps

@@ -12,6 +12,8 @@
 /* Applies the job's retention to its memory, turns versions into tombstones, and drops tombstones beyond
  * TOMBSTONE_MAX. `keep`: complete versions to keep. */
 void policy_retain(struct catalogue *catalogue, struct job *job, size_t keep);
+/* The same for a save that has begun: its version takes one of the places, and free images stay for it. `version`: that of the save. */
+void policy_make_way(struct catalogue *catalogue, const struct version *version);
 /* For versions that were found in storage: drops those beyond TOMBSTONE_MAX, and the images of all but the last few. */
 void policy_tidy(struct catalogue *catalogue, struct job *job);
 /* Frees the version, of any job, whose loss costs least. False: none can leave memory now. */
@@ -21,7 +23,7 @@ bool policy_reclaim(struct catalogue *catalogue);
 bool policy_release(struct catalogue *catalogue, struct job *job, bool keeps_newest);
 /* Gives back one restored image that no thread is reading. */
 bool policy_drop_restored(struct catalogue *catalogue);
-/* The session's next versions will have a file of `size` bytes: images for two versions are made in the background. */
+/* The session's next versions will have a file of `size` bytes: its images are made in the background. */
 void policy_hint(struct catalogue *catalogue, struct session *session, uint64_t size);
 /* A finished free image for a file which this session has hinted. No process that lives has it mapped. NULL: none.
  * *ret_left_count: how many the session still waits for, without this one. */
