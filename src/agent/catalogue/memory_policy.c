@@ -247,7 +247,7 @@ void policy_make_way(struct catalogue *catalogue, const struct version *version)
                 job->late_saves--;
 }
 
-bool policy_release(struct catalogue *catalogue, struct job *job, bool keeps_newest)
+bool policy_release(struct catalogue *catalogue, struct job *job, bool keeps_newest, const char *why)
 {
         struct version **versions;
         struct retain_entry *entries;
@@ -258,6 +258,8 @@ bool policy_release(struct catalogue *catalogue, struct job *job, bool keeps_new
         for (size_t i = 0; i < count; i++) {
                 if (!entries[i].order.counts || !entries[i].durable || entries[i].busy || (keeps_newest && (int64_t)i == newest))
                         continue;
+                if (why)
+                        finding_note(catalogue, job, FINDING_LEFT_MEMORY, versions[i]->tag, "it is durable, and left memory: %s", why);
                 version_forget_memory(catalogue, versions[i]);
                 is_any = true;
         }
@@ -316,15 +318,18 @@ bool policy_drop_restored(struct catalogue *catalogue)
         return false;
 }
 
-bool policy_reclaim(struct catalogue *catalogue)
+bool policy_drop_spare(struct catalogue *catalogue)
 {
         struct image *image = memory_next_free(catalogue->memory, NULL, NULL);
 
-        if (image) {
+        if (image)
                 memory_doom(catalogue->memory, image);
-                return true;
-        }
-        if (policy_drop_restored(catalogue))
+        return image || policy_drop_restored(catalogue);
+}
+
+bool policy_reclaim(struct catalogue *catalogue)
+{
+        if (policy_drop_spare(catalogue))
                 return true;
         for (struct job *job = catalogue->jobs; job; job = job->next) {
                 struct version **versions;

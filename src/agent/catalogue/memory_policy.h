@@ -18,11 +18,13 @@ void policy_make_way(struct catalogue *catalogue, const struct version *version)
 void policy_tidy(struct catalogue *catalogue, struct job *job);
 /* Frees the version, of any job, whose loss costs least. False: none can leave memory now. */
 bool policy_reclaim(struct catalogue *catalogue);
-/* Gives back the memory of the versions that storage has; keeps the newest if keeps_newest. For a job that has
- * ended: it can still load them from storage. False: there is no such version. */
-bool policy_release(struct catalogue *catalogue, struct job *job, bool keeps_newest);
+/* Gives back the memory of the versions that storage has; keeps the newest if keeps_newest. The job can still load them from
+ * storage. `why`: for its programs, or NULL if it has ended. False: there is no such version. */
+bool policy_release(struct catalogue *catalogue, struct job *job, bool keeps_newest, const char *why);
 /* Gives back one restored image that no thread is reading. */
 bool policy_drop_restored(struct catalogue *catalogue);
+/* Gives back one image that no version needs: a free one, or a restored one. */
+bool policy_drop_spare(struct catalogue *catalogue);
 /* The session's next versions will have a file of `size` bytes: its images are made in the background. */
 void policy_hint(struct catalogue *catalogue, struct session *session, uint64_t size);
 /* A finished free image for a file which this session has hinted. No process that lives has it mapped. NULL: none.

@@ -305,11 +305,11 @@ static void of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_wh
         catalogue_lock(&bench.catalogue);
         CHECK(in_memory(&bench) == 3);
         version->pins++; /* a loader reads the version */
-        CHECK(policy_release(&bench.catalogue, bench.job, true) && in_memory(&bench) == 2);
-        CHECK(!policy_release(&bench.catalogue, bench.job, true) && !policy_release(&bench.catalogue, bench.job, false));
+        CHECK(policy_release(&bench.catalogue, bench.job, true, NULL) && in_memory(&bench) == 2);
+        CHECK(!policy_release(&bench.catalogue, bench.job, true, NULL) && !policy_release(&bench.catalogue, bench.job, false, NULL));
         CHECK(in_memory(&bench) == 2 && version->in_memory);
         version->pins--;
-        CHECK(policy_release(&bench.catalogue, bench.job, false) && in_memory(&bench) == 1 && !version->in_memory);
+        CHECK(policy_release(&bench.catalogue, bench.job, false, NULL) && in_memory(&bench) == 1 && !version->in_memory);
         catalogue_unlock(&bench.catalogue);
         bench_done(&bench, true);
         test_dir_remove(directory);
@@ -335,7 +335,7 @@ static void what_a_later_writing_takes_over_stays_in_memory_until_storage_was_re
         catalogue_lock(&bench.catalogue);
         policy_retain(&bench.catalogue, bench.job, 1);
         CHECK(before->in_memory && later->in_memory);
-        CHECK(policy_release(&bench.catalogue, bench.job, true) && !before->in_memory); /* a save needs its memory */
+        CHECK(policy_release(&bench.catalogue, bench.job, true, NULL) && !before->in_memory); /* a save needs its memory */
         catalogue_unlock(&bench.catalogue);
         bench_done(&bench, true);
         test_dir_remove(directory);
