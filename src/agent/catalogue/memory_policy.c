@@ -136,7 +136,7 @@ static size_t hinted(const struct catalogue *catalogue, const struct job *job, u
         return count;
 }
 
-void policy_hint(struct catalogue *catalogue, struct session *session, uint64_t size)
+static void hint(struct catalogue *catalogue, struct session *session, uint64_t size)
 {
         uint64_t capacity = memory_capacity(size);
 
@@ -146,6 +146,29 @@ void policy_hint(struct catalogue *catalogue, struct session *session, uint64_t 
         session->hinted[session->hint_count++] = capacity;
         session->job->spare_due = true;
         pthread_cond_signal(&catalogue->pages);
+}
+
+void policy_hint(struct catalogue *catalogue, struct session *session, uint64_t size)
+{
+        if (session->are_foreseen)
+                session->hint_count = 0;
+        session->are_foreseen = false;
+        hint(catalogue, session, size);
+}
+
+void policy_foresee(struct catalogue *catalogue, struct session *session, uint64_t version_id)
+{
+        const struct version *version = catalogue_version(catalogue, version_id);
+
+        if (!version || version->job != session->job || version->world != session->world || !version->stored || version->in_memory)
+                return;
+        if (session->role != IPC_ROLE_TRAINER || session->has_begun || (session->hint_count && !session->are_foreseen))
+                return;
+        session->hint_count = 0;
+        session->are_foreseen = true;
+        for (size_t i = 0; i < version->file_count; i++)
+                if (version->files[i].rank == session->rank)
+                        hint(catalogue, session, version->files[i].size);
 }
 
 void policy_forget_hints(struct catalogue *catalogue, const struct job *job)
