@@ -342,6 +342,37 @@ def test_memory_has_as_many_versions_as_retention_says_once_they_are_durable(pla
     assert save(5) and holds(5)
 
 
+def test_ranks_and_jobs_of_a_node_take_memory_for_one_version_each_and_load_it_while_they_save_the_next(place):
+    code = f"""
+        rank = int(sys.argv[2])
+        os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2", NEBULA_RUN="r")
+        nm.init(sys.argv[1], 0, on_error="raise")
+        for step in (1, 2, 3):
+            with nm.Checkpoint(f"global_step{{step}}", -2) as c:
+                c.save(f"r{{rank}}", torch.full(({SIZE // 8},), step))
+            c.wait("durable", timeout=60)
+        with nm.Checkpoint("global_step4", -2) as c:
+            if rank == 0:
+                c.save("r0", torch.full(({SIZE // 8},), 4))
+            say("between")
+            sys.stdin.readline()
+            found = nm.get_latest_checkpoint()
+            say(found.tag, found.load("r0")[0].item(), found.load("r1")[-1].item())
+            sys.stdin.readline()
+    """
+    trainers = [place.trainer(code, place.root / job, rank, stdin=True) for job in ("a", "b") for rank in (0, 1)]
+    assert [trainer.stdout.readline() for trainer in trainers] == ["between\n"] * 4
+    assert 2 * SIZE <= place.memory_bytes() <= 4 * IMAGE
+    for trainer in trainers:
+        trainer.stdin.write("\n")
+        trainer.stdin.flush()
+    assert [trainer.stdout.readline() for trainer in trainers] == ["global_step3 3 3\n"] * 4
+    for trainer in trainers:
+        trainer.kill()
+        trainer.wait(timeout=30)
+        trainer.stdout.close()
+
+
 def own_bytes():
     """Returns the bytes of mapped images that are this process's own by now."""
     own, is_image = 0, False

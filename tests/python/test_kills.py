@@ -140,6 +140,34 @@ def test_a_trainer_killed_in_the_middle_of_a_save_resumes_from_the_version_befor
     assert found.tag == "global_step2" and in_memory(place.storage, "global_step2") == (source == "memory") and (found.load("a") == 2).all()
 
 
+# fault (Deaths): The trainer is killed while it writes a durable tag again.
+# result: The tag has the files of its last complete writing, with those that it had taken over.
+def test_a_trainer_killed_while_it_writes_a_tag_again_leaves_the_writing_before(place):
+    code = """
+        nm.init(sys.argv[1], 0, on_error="raise")
+        with nm.Checkpoint("t") as c:
+            c.save("a", torch.full((50_000,), 1))
+            c.save("b", torch.full((50_000,), 1))
+        c.wait("durable", timeout=60)
+        for value in (2, 3):
+            with nm.Checkpoint("t") as c:
+                c.save("a", torch.full((50_000,), value))
+                if value == 3:
+                    say("between")
+                    time.sleep(60)
+            for state in ("committed", "durable"):
+                c.wait(state, timeout=60)
+                found = nm.get_checkpoint("t")
+                say(found.load("a")[0].item(), found.load("b")[-1].item())
+    """
+    process = place.trainer(code, place.storage)
+    assert lines_until(process, "between") == ["2 1", "2 1", "between"]
+    kill(process)
+    nebulaml.init(str(place.storage), 0)
+    found = nebulaml.get_latest_checkpoint()
+    assert found.tag == "t" and (found.load("a") == 2).all() and (found.load("b") == 1).all()
+
+
 # fault (Deaths): The trainer is killed around its commit.
 # result: The newest committed version can be loaded, from memory.
 @pytest.mark.parametrize("moment", [0, 1, 2, 3, 4])
