@@ -75,7 +75,7 @@ static uint64_t version_bytes(const struct job *job)
 /* How many versions of a hinted file get memory ahead. Two, if the second save comes before the first version may leave memory. */
 static unsigned hinted_versions(const struct job *job)
 {
-        return job->settings.retention_count == 1 && job->persist_path[0] ? 1 : 2;
+        return job->settings.retention_count == 1 ? 1 : 2;
 }
 
 static bool is_saving(const struct job *job)

@@ -607,8 +607,7 @@ static void a_session_is_lent_the_spare_images_of_its_foretold_files_and_no_othe
         first->owner_nonce = session->nonce;
         CHECK(!policy_spare_image(&bench.catalogue, session, &left) && left == 0); /* two versions are all */
         second->owner_nonce = 0;
-        bench.job->settings.retention_count = 1;
-        strcpy(bench.job->persist_path, "/storage"); /* storage will have the first version when the second begins: one image is enough */
+        bench.job->settings.retention_count = 1; /* storage will have the first version when the second begins: one image is enough */
         CHECK(!policy_spare_image(&bench.catalogue, session, &left) && left == 0);
         catalogue_unlock(&bench.catalogue);
         bench.catalogue.sessions = NULL; /* the catalogue must not free it */
