@@ -1,4 +1,4 @@
-"""``python -m bench.peaks``: the most memory that saves take, as a multiple of the state.
+"""``make bench-peaks``: the most memory that saves take, as a multiple of the state.
 
 It counts all memory of the trainer, of the agent and of the memory tier, beyond what the trainer had before its first save. The table of
 bench/results/peaks.md is replaced.
@@ -123,7 +123,7 @@ def main() -> int:
         print(lines[-1], file=sys.stderr, flush=True)
     lines += ["", *report.environment(where)]
     if not args.quick:
-        report.publish("peaks", "python -m bench.peaks", "The memory of saves", lines)
+        report.publish("peaks", "make bench-peaks", "The memory of saves", lines)
     print("\n".join(lines))
     return 0
 
