@@ -76,7 +76,7 @@ struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_p
         snprintf(job->persist_path, sizeof job->persist_path, "%s", persist_path);
         snprintf(job->spelling, sizeof job->spelling, "%s", persist_path);
         snprintf(job->name, sizeof job->name, "%s", name);
-        job->settings.retention_count = persist_path[0] ? 1 : 2;
+        job->settings.retention_count = 1;
         job->settings.umask = job->settings.group = OS_CREATE_UNKNOWN;
         job->settings.world = 1;
         for (const struct room *const *room = catalogue->rooms; *room; room++)
@@ -122,8 +122,7 @@ void catalogue_job_configure(struct catalogue *catalogue, struct job *job, const
         job->settings.umask = settings->umask;
         job->settings.group = settings->group;
         job->settings.persist_interval_s = settings->persist_interval_s;
-        /* Without storage the newest version stays during a save in any case, so the one before costs nothing between saves. */
-        job->settings.retention_count = settings->retention_count > 1 ? settings->retention_count : job->persist_path[0] ? 1 : 2;
+        job->settings.retention_count = settings->retention_count ? settings->retention_count : 1;
         job->settings.rules[0] = catalogue_rule(settings);
         job->settings.rule_count = job->settings.rules[0].last != 0;
         job->settings.on_full = settings->on_full;

@@ -75,7 +75,7 @@ static uint64_t version_bytes(const struct job *job)
 /* How many versions of a hinted file get memory ahead. Two, if the second save comes before the first version may leave memory. */
 static unsigned hinted_versions(const struct job *job)
 {
-        return job->settings.retention_count == 1 ? 1 : 2;
+        return job->settings.retention_count == 1 && job->persist_path[0] ? 1 : 2;
 }
 
 static bool is_saving(const struct job *job)
@@ -232,7 +232,8 @@ static void trim_tombstones(struct catalogue *catalogue, struct job *job)
         }
 }
 
-void policy_retain(struct catalogue *catalogue, struct job *job, size_t keep)
+/* `keep`: complete versions to keep. */
+static void retain(struct catalogue *catalogue, struct job *job, size_t keep)
 {
         struct version **versions;
         struct retain_entry *entries;
@@ -253,13 +254,20 @@ void policy_retain(struct catalogue *catalogue, struct job *job, size_t keep)
         free(drop);
 }
 
+/* If saves are late, memory for two versions stays in any case. The older one stays there, too: other nodes may lose the newest before
+ * their peers have copies of it. */
+void policy_retain(struct catalogue *catalogue, struct job *job)
+{
+        retain(catalogue, job, job->settings.retention_count == 1 && job->late_saves ? 2 : job->settings.retention_count);
+}
+
 /* If storage is sometimes slower than the saves, the memory of a late save stays for the next ones that are late. */
 void policy_make_way(struct catalogue *catalogue, const struct version *version)
 {
         struct job *job = version->job;
         uint32_t older = job->settings.retention_count - 1, held = 0;
 
-        policy_retain(catalogue, job, older);
+        retain(catalogue, job, older);
         if (version->file_count || version->loans)
                 return;
         for (const struct version *other = job->live; other; other = other->next_live)

@@ -10,8 +10,8 @@
 #define TOMBSTONE_MAX 256 /* per job; a tombstone takes a few KiB */
 
 /* Applies the job's retention to its memory, turns versions into tombstones, and drops tombstones beyond
- * TOMBSTONE_MAX. `keep`: complete versions to keep. */
-void policy_retain(struct catalogue *catalogue, struct job *job, size_t keep);
+ * TOMBSTONE_MAX. */
+void policy_retain(struct catalogue *catalogue, struct job *job);
 /* The same for a save that has begun: its version takes one of the places, and free images stay for it. `version`: that of the save. */
 void policy_make_way(struct catalogue *catalogue, const struct version *version);
 /* For versions that were found in storage: drops those beyond TOMBSTONE_MAX, and the images of all but the last few. */
