@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -327,6 +328,52 @@ def test_a_budget_beyond_the_cgroups_limit_is_cut_to_what_it_leaves_and_nothing_
     program = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
     told = subprocess.run([program, "status", "--json"], capture_output=True, check=True, timeout=30).stdout
     assert 0 < json.loads(told)["agent"]["memory_budget"] < 640 * MIB
+
+
+# fault: as durable_bytes_leave_while_the_machine_is_short_of_memory_and_the_newest_last
+def test_a_trainer_that_grows_to_its_cgroups_limit_gets_the_memory_of_durable_versions(place, cgroup):
+    """It takes all but 100 MiB, and what the agent gives back. Versions of 48 MiB then load from storage; the log and `nebula status` say why."""
+    code = """
+        open(sys.argv[2] + "/cgroup.procs", "w").write(str(os.getpid()))
+        said = []
+        import logging
+        handler = logging.Handler()
+        handler.emit = lambda record: said.append(record.getMessage())
+        logging.getLogger("nebulaml").addHandler(handler)
+        nm.init(sys.argv[1], 0, 4, on_error="raise")
+        for step in (1, 2, 3):
+            with nm.Checkpoint(f"global_step{step}") as c:
+                c.save("m.pt", torch.full((12 << 20,), step, dtype=torch.int32))
+            c.wait("durable", 60)
+
+        def left():
+            for limit, used in (("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")):
+                if os.path.exists(f"{sys.argv[2]}/{limit}"):
+                    stat = dict(line.split() for line in open(f"{sys.argv[2]}/memory.stat"))
+                    cache = int(stat["active_file"]) + int(stat["inactive_file"])
+                    return int(open(f"{sys.argv[2]}/{limit}").read()) - int(open(f"{sys.argv[2]}/{used}").read()) + cache
+
+        taken = []
+        deadline = time.monotonic() + 60
+        while not said and time.monotonic() < deadline:
+            if left() > 100 << 20:
+                taken.append(torch.ones(1 << 20))
+            else:
+                time.sleep(0.05)
+        say(said[0].split(": the machine")[0])
+        taken.clear()
+        say(*(nm.get_checkpoint(f"global_step{step}").load("m.pt").sum().item() >> 20 for step in (1, 2, 3)))
+        sys.stdin.readline()
+    """
+    trainer = place.trainer(code, place.storage, cgroup, stdin=True)
+    assert re.fullmatch(r"nebula: checkpoint 'global_step\d': it is durable, and left memory\n", trainer.stdout.readline())
+    assert trainer.stdout.readline() == "12 24 36\n"
+    program = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
+    told = subprocess.run([program, "status", "--path", place.storage], capture_output=True, text=True, check=True, timeout=30).stdout
+    assert "it is durable, and left memory: the machine or the cgroup is short of memory: " in told, told
+    trainer.kill()
+    trainer.wait(timeout=30)
+    trainer.stdout.close()
 
 
 @pytest.mark.parametrize(("versions", "bound"), [(1, 1), (2, 2)])
