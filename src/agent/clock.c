@@ -138,6 +138,7 @@ void *clock_main(void *argument)
                         due = earlier(due, now + OWNER_CHECK_NS);
                 due = earlier(due, release_idle(catalogue, now));
                 due = earlier(due, shortage_look(catalogue, now));
+                due = earlier(due, policy_foreseen_due(catalogue, now));
                 due = earlier(due, catalogue_forget_jobs(catalogue, now));
                 due = earlier(due, worker_start(catalogue, now));
                 due = earlier(due, memory_scrub_look(catalogue, now));

@@ -10,6 +10,9 @@
 #include "image/image.h"
 #include "os/os.h"
 
+/* A load that finds the checkpoint takes so long, or less: to make pages meanwhile would slow it down. */
+#define LOAD_NS INT64_C(1000000000)
+#define LOAD_NS_PER_BYTE 4
 #define LATE_SAVES 8 /* so many saves in a row must be in time before memory for a late one goes */
 #define RESTORED_KEPT 2 /* ranks of one job, or two readers, may be one version apart */
 
@@ -127,7 +130,7 @@ static size_t hinted(const struct catalogue *catalogue, const struct job *job, u
 
         *ret_bytes = 0;
         for (const struct session *session = catalogue->sessions; session; session = session->next)
-                for (uint32_t i = 0; session->job == job && session->connection_count && i < session->hint_count; i++)
+                for (uint32_t i = 0; session->job == job && session->connection_count && !session->foreseen_ns && i < session->hint_count; i++)
                         for (unsigned k = 0; k < hinted_versions(job); k++, count++) {
                                 *ret_bytes += session->hinted[i];
                                 if (ret_list)
@@ -153,12 +156,14 @@ void policy_hint(struct catalogue *catalogue, struct session *session, uint64_t 
         if (session->are_foreseen)
                 session->hint_count = 0;
         session->are_foreseen = false;
+        session->foreseen_ns = 0;
         hint(catalogue, session, size);
 }
 
 void policy_foresee(struct catalogue *catalogue, struct session *session, uint64_t version_id)
 {
         const struct version *version = catalogue_version(catalogue, version_id);
+        uint64_t bytes = 0;
 
         if (!version || version->job != session->job || version->world != session->world || !version->stored || version->in_memory)
                 return;
@@ -167,8 +172,30 @@ void policy_foresee(struct catalogue *catalogue, struct session *session, uint64
         session->hint_count = 0;
         session->are_foreseen = true;
         for (size_t i = 0; i < version->file_count; i++)
-                if (version->files[i].rank == session->rank)
+                if (version->files[i].rank == session->rank) {
                         hint(catalogue, session, version->files[i].size);
+                        bytes += version->files[i].size;
+                }
+        session->foreseen_ns = os->now_ns() + LOAD_NS + (int64_t)(bytes * LOAD_NS_PER_BYTE);
+        catalogue_signal_work(catalogue);
+}
+
+int64_t policy_foreseen_due(struct catalogue *catalogue, int64_t now_ns)
+{
+        int64_t due = INT64_MAX;
+
+        for (struct session *session = catalogue->sessions; session; session = session->next) {
+                if (!session->foreseen_ns)
+                        continue;
+                if (now_ns < session->foreseen_ns) {
+                        due = session->foreseen_ns < due ? session->foreseen_ns : due;
+                        continue;
+                }
+                session->foreseen_ns = 0;
+                session->job->spare_due = true;
+                pthread_cond_signal(&catalogue->pages);
+        }
+        return due;
 }
 
 void policy_forget_hints(struct catalogue *catalogue, const struct job *job)

@@ -27,8 +27,11 @@ bool policy_drop_restored(struct catalogue *catalogue);
 bool policy_drop_spare(struct catalogue *catalogue);
 /* The session's next versions will have a file of `size` bytes: its images are made in the background. */
 void policy_hint(struct catalogue *catalogue, struct session *session, uint64_t size);
-/* The session has found a version in storage, from which its job resumes: its first save will probably have files of the same sizes. */
+/* The session has found a version in storage, from which its job resumes: its first save will probably have files of the same sizes.
+ * Their images are made when the load is over. */
 void policy_foresee(struct catalogue *catalogue, struct session *session, uint64_t version_id);
+/* Wakes the page maker for sessions whose load is over. Returns when to call again. */
+int64_t policy_foreseen_due(struct catalogue *catalogue, int64_t now_ns);
 /* A finished free image for a file which this session has hinted. No process that lives has it mapped. NULL: none.
  * *ret_left_count: how many the session still waits for, without this one. */
 struct image *policy_spare_image(struct catalogue *catalogue, const struct session *session, uint32_t *ret_left_count);
