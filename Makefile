@@ -42,7 +42,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest newest test-suites bench bench-first bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-publish bench-recover bench-jax bench-mpi bench-mlperf bench-stores faults-long nightly affected asan asan-build tsan lint units clean distclean environments setup setup-test analyze coverage
+.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest newest test-suites bench bench-first bench-peaks bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-publish bench-recover bench-jax bench-mpi bench-mlperf bench-stores faults-long nightly affected asan asan-build tsan lint units clean distclean environments setup setup-test analyze coverage
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -97,6 +97,9 @@ bench: package $(LIMITS)
 
 bench-first: package
 	@$(BIN)/python -m bench.first_saves $(ARGS)
+
+bench-peaks: package
+	@$(BIN)/python -m bench.peaks $(ARGS)
 
 bench-loads: package
 	@$(BIN)/python -m bench.loads $(if $(QUICK),--quick) $(ARGS)

@@ -59,10 +59,10 @@ def child(folder: Path, kind: str, way: str, mib: int) -> None:
     if way == "dcp":
         print(json.dumps(stage(state)))
         return
-    nm.init(str(folder / "storage"), 0, 2, on_error="raise")
+    nm.init(str(folder / "storage"), 0, on_error="raise")
     if way == "prepared":
         nm.prepare(state)
-        wait_for_memory(2 * (mib << 20))
+        wait_for_memory(mib << 20)
     took = []
     for step in range(SAVES):
         begun = time.perf_counter()

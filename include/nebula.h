@@ -130,7 +130,7 @@ struct nebula_options {
         const char *output_dir;        /* directory for checkpointHistories.csv; NULL: no file */
         const char *run;               /* one incarnation of the job, the same on all ranks; NULL: "" */
         double persist_interval_s;     /* 0: persist every version */
-        uint32_t retention_count;      /* versions kept in memory, >= 1. 1: no memory is kept for the next save */
+        uint32_t retention_count;      /* versions kept in memory, that of a running save among them, >= 1 */
         uint32_t rank, world;          /* default: rank 0 of 1 */
         uint32_t local_rank, local_world;
         uint64_t memory_bytes;         /* budget of the node's memory tier; 0: a safe share of the free memory */
@@ -373,6 +373,7 @@ enum nebula_event_kind {
         NEBULA_EVENT_ROTTEN = 10,     /* bytes of a checkpoint in memory have changed; it left memory */
         NEBULA_EVENT_STALE = 11,      /* a checkpoint has the values of the one before, though its step is larger */
         NEBULA_EVENT_NOT_FINITE = 12, /* a tensor of a checkpoint has a NaN or an infinite value */
+        NEBULA_EVENT_LEFT_MEMORY = 13, /* a durable checkpoint left memory, because the machine was short of memory: it loads from storage */
         NEBULA_EVENT_REMOVED = 7,     /* the agent has removed a checkpoint from storage; `text`: the rules that no longer kept it */
         /* Only of nebula_watch_open_cloud: */
         NEBULA_EVENT_EVICTION = 5, /* the cloud takes this machine; `text`: how it calls that */

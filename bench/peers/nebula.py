@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from ..peer import Peer, State
 
-RETENTION = 2
+RETENTION = 1
 
 
 class Nebula(Peer):
@@ -41,7 +41,6 @@ class Nebula(Peer):
         self.nm.init(
             persistent_storage_path=str(self.folder / "storage"),
             persistent_time_interval=0,
-            num_of_version_in_retention=RETENTION,
             on_error="raise",
         )
 

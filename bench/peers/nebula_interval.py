@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .nebula import RETENTION, Nebula
+from .nebula import Nebula
 
 
 class NebulaInterval(Nebula):
@@ -13,7 +13,6 @@ class NebulaInterval(Nebula):
     def open(self) -> None:
         self.nm.init(
             persistent_storage_path=str(self.folder / "storage"),
-            num_of_version_in_retention=RETENTION,
             on_error="raise",
         )
 

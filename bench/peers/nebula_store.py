@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .nebula import RETENTION, Nebula
+from .nebula import Nebula
 
 
 class NebulaStore(Nebula):
@@ -12,8 +12,7 @@ class NebulaStore(Nebula):
         self.nm.init(
             persistent_storage_path=f"s3://bench/{self.folder.name}",
             persistent_time_interval=0,
-            num_of_version_in_retention=RETENTION,
-            keep_last=RETENTION,  # the benchmark's store then takes the memory of the versions that are gone
+            keep_last=2,  # the benchmark's store then takes the memory of the versions that are gone
             on_error="raise",
         )
 

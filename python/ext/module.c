@@ -234,6 +234,7 @@ static int add_constants(PyObject *module)
                 { "EVENT_ROTTEN", NEBULA_EVENT_ROTTEN },
                 { "EVENT_STALE", NEBULA_EVENT_STALE },
                 { "EVENT_NOT_FINITE", NEBULA_EVENT_NOT_FINITE },
+                { "EVENT_LEFT_MEMORY", NEBULA_EVENT_LEFT_MEMORY },
                 { "EVENT_REMOVED", NEBULA_EVENT_REMOVED },
                 { "EVENT_EVICTION", NEBULA_EVENT_EVICTION },
                 { "EVENT_METADATA", NEBULA_EVENT_METADATA },

@@ -72,8 +72,8 @@ def init(
         memory only. Environment: NEBULA_PERSISTENT_STORAGE_PATH.
     persistent_time_interval: seconds (or text such as "15m") between two starts of persisting, 100 by default. 0 persists every version.
         Environment: NEBULA_PERSISTENT_TIME_INTERVAL.
-    num_of_version_in_retention: the number of versions kept in memory, 2 by default. With 1, memory for the next save is not kept, so it is
-        that of one version between saves; each save then waits for new memory.
+    num_of_version_in_retention: the number of versions kept in memory, 1 by default. A save takes the place of the oldest one. Versions that
+        storage does not have yet stay in any case.
     on_full: the action when memory is full. "wait": wait until a durable version can be dropped; "stream": keep
         the version in a file on disk; "skip": give this checkpoint up.
     on_error: "warn": Nebula logs its failures, and save() and commit() return False. "raise": it raises them.

@@ -19,6 +19,7 @@ _KINDS = {
     _nebula.EVENT_ROTTEN: "rotten",
     _nebula.EVENT_STALE: "stale",
     _nebula.EVENT_NOT_FINITE: "not-finite",
+    _nebula.EVENT_LEFT_MEMORY: "left-memory",
 }
 
 
@@ -30,11 +31,11 @@ class Event:
         and the agent tries again; "late": some ranks have not committed it; "other-agent": another agent of this
         user has checkpoints of this path; "rotten": its bytes in memory have changed, and it left memory; "stale":
         its values are those of the one before, though its step is larger; "not-finite": a tensor has a NaN or an
-        infinite value; "hung": the ranks of this node make no steps, and ``text`` names the file with their stacks;
-        "removed": the agent has removed it from storage, and ``text`` names the rules that no longer kept it;
-        "exported": a Hugging Face directory of it is there, whose path is ``text``; "export-failed": there will be
-        none; "copied": the far storage ``text`` has a copy; "copy-failed": it has none, and ``text`` says whether
-        it is tried again.
+        infinite value; "left-memory": it is durable, and left memory because the machine was short of it; "hung": the
+        ranks of this node make no steps, and ``text`` names the file with their stacks; "removed": the agent has
+        removed it from storage, and ``text`` names the rules that no longer kept it; "exported": a Hugging Face
+        directory of it is there, whose path is ``text``; "export-failed": there will be none; "copied": the far
+        storage ``text`` has a copy; "copy-failed": it has none, and ``text`` says whether it is tried again.
     tag, step: those of the checkpoint; "" and None if the event concerns none. step is None, too, if the tag has none.
     size: bytes. seconds: the time to write it. text: the reason.
     """

@@ -9,6 +9,7 @@
 #include "agent/commit/commit_rule.h"
 #include "agent/log.h"
 #include "agent/memory/memory.h"
+#include "agent/memory/shortage.h"
 #include "agent/memory/survival_log.h"
 #include "agent/persist/due.h"
 #include "agent/persist/memory_scrub.h"
@@ -72,7 +73,7 @@ static int64_t release_ended(struct catalogue *catalogue, struct job *job, int64
 
         if (!job->live || has_trainers(catalogue, job))
                 return INT64_MAX;
-        if (policy_release(catalogue, job, is_kept) && !is_kept)
+        if (policy_release(catalogue, job, is_kept, NULL) && !is_kept)
                 log_event(LOG_LEVEL_INFO, "versions of job \"%s\" in %s leave memory: no trainer has connected for %" PRIu64 " s", job->name,
                           job->persist_path, catalogue->linger_s);
         return is_kept ? until : INT64_MAX;
@@ -136,6 +137,8 @@ void *clock_main(void *argument)
                 if (survival_log_check_owners(catalogue))
                         due = earlier(due, now + OWNER_CHECK_NS);
                 due = earlier(due, release_idle(catalogue, now));
+                due = earlier(due, shortage_look(catalogue, now));
+                due = earlier(due, policy_foreseen_due(catalogue, now));
                 due = earlier(due, catalogue_forget_jobs(catalogue, now));
                 due = earlier(due, worker_start(catalogue, now));
                 due = earlier(due, memory_scrub_look(catalogue, now));

@@ -112,6 +112,15 @@ static void print_kept(const json_t *job)
         printf("\n");
 }
 
+/* Prints which version left memory last, because the machine was short of it. */
+static void print_left(const json_t *job)
+{
+        const json_t *left = json_object_get(job, "left_memory");
+
+        if (left)
+                term_print(STYLE_PLAIN, "         %s: %s\n", text_of(left, "tag"), text_of(left, "reason"));
+}
+
 static void print_job(const json_t *job)
 {
         const char *name = text_of(job, "job"), *path = text_of(job, "path");
@@ -126,6 +135,7 @@ static void print_job(const json_t *job)
         snprintf(rest, sizeof rest, "%s, %.0f in memory%s", *path ? path : "memory only", number_of(job, "memory_count"), stored);
         verdict_print(json_object_get(job, "verdict"), name, rest);
         print_kept(job);
+        print_left(job);
 }
 
 /* The jobs of the given path, then the others, the worst first. */

@@ -238,7 +238,7 @@ static void add_jobs(struct buf *buf, const json_t *status, const char *path)
         const char *const verdict = "nebula_job_verdict";
         const json_t *jobs = json_object_get(status, "jobs"), *sessions = json_object_get(status, "sessions"), *one;
         char labels[2 * LABEL_MAX + 32], name[LABEL_MAX], where[LABEL_MAX];
-        static const char *const found_names[] = { "rotten", "stale", "not_finite" };
+        static const char *const found_names[] = { "rotten", "stale", "not_finite", "left_memory" };
         double found[sizeof found_names / sizeof *found_names] = { 0 };
         double unsaved = 0, unsaved_bytes = 0, failures = 0, world = 0;
         size_t index;

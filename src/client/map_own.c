@@ -1,6 +1,7 @@
 /*
  * Gives the pages of a private mapping to this process ahead of its writes. Otherwise the first write to each page takes a fault, which
- * copies it: that made the first training step after a resume as slow as a load.
+ * copies it: that made the first training step after a resume as slow as a load. While the program reads on through the mapping, it
+ * probably copies it into memory of its own and drops it, so the thread waits.
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -12,11 +13,16 @@
 #define OWN_MIN (4u << 20)
 #define PIECE_BYTES (1u << 20)  /* the address space cannot change meanwhile: less than a millisecond */
 #define LOOK_BYTES (64u << 20)  /* between two looks at the free memory */
+#define READ_MS 25              /* a program that copies 1 GiB in a second reads some samples in that time */
+#define READ_LOOKS 4            /* on a busy machine it may pause for as many */
+#define SAMPLE_BYTES (4u << 20)
+#define SAMPLES_MAX 4096
+#define PAGE_BYTES 4096u        /* with others no page counts as read, and the thread begins at once */
 
 struct map_own {
         pthread_t thread;
         uint32_t pid; /* a forked child does not have the thread */
-        atomic_bool is_stopped;
+        _Atomic uint32_t is_stopped; /* a futex */
         char *data;
         uint64_t size;
 };
@@ -27,12 +33,42 @@ static bool has_room(uint64_t rest)
         return os->memory_free() / 2 >= rest;
 }
 
+/* How many of the sampled pages the program has touched. */
+static size_t count_touched(int pagemap_fd, const struct map_own *own)
+{
+        uint64_t step = own->size / SAMPLES_MAX > SAMPLE_BYTES ? own->size / SAMPLES_MAX : SAMPLE_BYTES, entry;
+        size_t count = 0;
+
+        for (uint64_t at = 0; at < own->size; at += step)
+                if (os->pread(pagemap_fd, &entry, sizeof entry, ((uintptr_t)own->data + at) / PAGE_BYTES * sizeof entry) == sizeof entry)
+                        count += entry >> 63;
+        return count;
+}
+
+/* Until the program has touched nothing new in some looks: in one, if it has not begun to read. */
+static void await_reads(struct map_own *own)
+{
+        int fd = os->open("/proc/self/pagemap", OS_READ);
+        size_t before, count;
+
+        if (fd < 0)
+                return;
+        count = count_touched(fd, own);
+        for (unsigned left = 1; left && !atomic_load(&own->is_stopped); left = count > before ? READ_LOOKS : left - 1) {
+                before = count;
+                os->futex_wait(&own->is_stopped, 0, READ_MS);
+                count = count_touched(fd, own);
+        }
+        os->close(fd);
+}
+
 /* From the end: a program that reads or writes from the beginning meets this thread once, and does not run behind or ahead of it, page by
  * page. A page that the program has mapped to read it takes longer to copy, because its processors must forget it first. */
 static void *own_pages(void *argument)
 {
         struct map_own *own = argument;
 
+        await_reads(own);
         for (uint64_t rest = own->size, look = rest, size; rest && !atomic_load(&own->is_stopped); rest -= size) {
                 size = (rest - 1) % PIECE_BYTES + 1;
                 if (rest <= look) {
@@ -65,7 +101,8 @@ void map_own_stop(struct map_own *own)
 {
         if (!own)
                 return;
-        atomic_store(&own->is_stopped, true);
+        atomic_store(&own->is_stopped, 1);
+        os->futex_wake(&own->is_stopped);
         if (own->pid == os->pid())
                 pthread_join(own->thread, NULL);
         free(own);

@@ -17,7 +17,7 @@ void nebula_options_init(struct nebula_options *options)
         *options = (struct nebula_options){
                 .struct_size = sizeof *options,
                 .persist_interval_s = 0,
-                .retention_count = 2,
+                .retention_count = 1,
                 .world = 1,
                 .local_world = 1,
                 .on_full = NEBULA_ON_FULL_WAIT,

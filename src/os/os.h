@@ -203,6 +203,8 @@ struct os_table {
         int (*signal)(uint32_t pid, uint32_t number);
         uint32_t (*cpu_count)(void);    /* processors that this process may run on */
         uint64_t (*memory_free)(void);  /* bytes, the smaller of the machine's and the cgroup's */
+        /* Per mille of the last 10 seconds in which no thread of the cgroup, or else of the machine, ran because all waited for memory. 0 if unknown */
+        uint32_t (*memory_stalled)(void);
         int (*probe)(enum os_probe what, uint64_t *ret_value); /* the abilities of this machine, found by trying */
         /* write protection of private anonymous memory: os_uffd.c. -EAGAIN: read a waiting event first */
         int (*uffd_open)(uint32_t *ret_abilities);               /* also catches faults of the kernel; fails if that is not allowed */

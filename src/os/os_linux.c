@@ -550,7 +550,7 @@ const struct os_table os_linux = {
         .spawn = os_linux_spawn, .run = os_linux_run, .now_ns = linux_now_ns, .wall_ns = linux_wall_ns,
         .thread_cpu_ns = linux_thread_cpu_ns, .sleep_ms = linux_sleep_ms, .random = linux_random,
         .pid = linux_pid, .uid = linux_uid, .alive = linux_alive, .signal = linux_signal, .cpu_count = linux_cpu_count,
-        .memory_free = os_linux_memory_free, .probe = os_probe_linux,
+        .memory_free = os_linux_memory_free, .memory_stalled = os_linux_memory_stalled, .probe = os_probe_linux,
         LINUX_UFFD_MEMBERS,
         .tcp_listen = os_linux_tcp_listen, .tcp_connect = os_linux_tcp_connect, .tcp_accept = os_linux_tcp_accept,
         .host_name = os_linux_host_name, .host_address = os_linux_host_address,

@@ -61,6 +61,7 @@ int os_linux_host_address(char *text, size_t size);
 
 /* os_memory.c */
 uint64_t os_linux_memory_free(void);
+uint32_t os_linux_memory_stalled(void);
 
 /* os_spawn.c */
 int os_linux_spawn(const char *path, char *const argv[], int *ret_exit);

@@ -1,4 +1,4 @@
-/* How much memory may still be used: the smaller of the machine's free memory and the container's limit. */
+/* How much memory may still be used: the smaller of the machine's free memory and the container's limit. And how long threads wait for it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -49,26 +49,34 @@ static uint64_t machine_free(char text[TEXT_MAX])
         return read_text("/proc/meminfo", text) ? number_of(text, "MemAvailable:") * 1024 : 0;
 }
 
+/* If there is no number, leaves *ret_value as it is: "max" is no limit. */
 static bool read_number(const char *directory, const char *name, char text[TEXT_MAX], uint64_t *ret_value)
 {
         char path[4096 + 64];
+        uint64_t value;
         char *end;
 
         snprintf(path, sizeof path, "%s/%s", directory, name);
         if (!read_text(path, text))
                 return false;
-        *ret_value = strtoull(text, &end, 10); /* "max" is not a number: no limit */
-        return end != text;
+        value = strtoull(text, &end, 10);
+        if (end == text)
+                return false;
+        *ret_value = value;
+        return true;
 }
 
 /* Free memory of one cgroup. Its page cache counts as free, because the kernel drops it first. */
 static uint64_t cgroup_free(const char *directory, char text[TEXT_MAX])
 {
         char path[4096 + 64];
-        uint64_t limit, used, cache = 0;
+        uint64_t limit = UINT64_MAX, high, used, cache = 0;
 
-        if (!read_number(directory, "memory.max", text, &limit) &&
-            !read_number(directory, "memory.limit_in_bytes", text, &limit))
+        if (!read_number(directory, "memory.max", text, &limit))
+                read_number(directory, "memory.limit_in_bytes", text, &limit);
+        if (read_number(directory, "memory.high", text, &high) && high < limit) /* beyond it the kernel slows every thread down */
+                limit = high;
+        if (limit == UINT64_MAX)
                 return UINT64_MAX;
         if (!read_number(directory, "memory.current", text, &used) &&
             !read_number(directory, "memory.usage_in_bytes", text, &used))
@@ -127,4 +135,30 @@ uint64_t os_linux_memory_free(void)
                 least = left < least ? left : least;
         }
         return least;
+}
+
+/* The cgroup of this process in the only hierarchy that measures waits, below CGROUP_ROOT. False: it is the root, or there is no such hierarchy. */
+static bool own_cgroup(char text[TEXT_MAX], char *below, size_t size)
+{
+        char *line = read_text("/proc/self/cgroup", text) ? strstr(text, "0::/") : NULL;
+
+        if (!line || (line != text && line[-1] != '\n'))
+                return false;
+        line[strcspn(line, "\n")] = 0;
+        snprintf(below, size, "%s", line + 3);
+        return below[1] != 0;
+}
+
+uint32_t os_linux_memory_stalled(void)
+{
+        char text[TEXT_MAX], below[4096], path[4096 + 64];
+        const char *full;
+
+        snprintf(path, sizeof path, "/proc/pressure/memory");
+        if (own_cgroup(text, below, sizeof below))
+                snprintf(path, sizeof path, CGROUP_ROOT "%s/memory.pressure", below);
+        if (!read_text(path, text) && !read_text("/proc/pressure/memory", text))
+                return 0;
+        full = strstr(text, "full avg10=");
+        return full ? (uint32_t)(strtod(full + strlen("full avg10="), NULL) * 10) : 0;
 }

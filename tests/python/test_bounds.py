@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -329,6 +330,52 @@ def test_a_budget_beyond_the_cgroups_limit_is_cut_to_what_it_leaves_and_nothing_
     assert 0 < json.loads(told)["agent"]["memory_budget"] < 640 * MIB
 
 
+# fault: as durable_bytes_leave_while_the_machine_is_short_of_memory_and_the_newest_last
+def test_a_trainer_that_grows_to_its_cgroups_limit_gets_the_memory_of_durable_versions(place, cgroup):
+    """It takes all but 100 MiB, and what the agent gives back. Versions of 48 MiB then load from storage; the log and `nebula status` say why."""
+    code = """
+        open(sys.argv[2] + "/cgroup.procs", "w").write(str(os.getpid()))
+        said = []
+        import logging
+        handler = logging.Handler()
+        handler.emit = lambda record: said.append(record.getMessage())
+        logging.getLogger("nebulaml").addHandler(handler)
+        nm.init(sys.argv[1], 0, 4, on_error="raise")
+        for step in (1, 2, 3):
+            with nm.Checkpoint(f"global_step{step}") as c:
+                c.save("m.pt", torch.full((12 << 20,), step, dtype=torch.int32))
+            c.wait("durable", 60)
+
+        def left():
+            for limit, used in (("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")):
+                if os.path.exists(f"{sys.argv[2]}/{limit}"):
+                    stat = dict(line.split() for line in open(f"{sys.argv[2]}/memory.stat"))
+                    cache = int(stat["active_file"]) + int(stat["inactive_file"])
+                    return int(open(f"{sys.argv[2]}/{limit}").read()) - int(open(f"{sys.argv[2]}/{used}").read()) + cache
+
+        taken = []
+        deadline = time.monotonic() + 60
+        while not said and time.monotonic() < deadline:
+            if left() > 100 << 20:
+                taken.append(torch.ones(1 << 20))
+            else:
+                time.sleep(0.05)
+        say(said[0].split(": the machine")[0])
+        taken.clear()
+        say(*(nm.get_checkpoint(f"global_step{step}").load("m.pt").sum().item() >> 20 for step in (1, 2, 3)))
+        sys.stdin.readline()
+    """
+    trainer = place.trainer(code, place.storage, cgroup, stdin=True)
+    assert re.fullmatch(r"nebula: checkpoint 'global_step\d': it is durable, and left memory\n", trainer.stdout.readline())
+    assert trainer.stdout.readline() == "12 24 36\n"
+    program = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
+    told = subprocess.run([program, "status", "--path", place.storage], capture_output=True, text=True, check=True, timeout=30).stdout
+    assert "it is durable, and left memory: the machine or the cgroup is short of memory: " in told, told
+    trainer.kill()
+    trainer.wait(timeout=30)
+    trainer.stdout.close()
+
+
 @pytest.mark.parametrize(("versions", "bound"), [(1, 1), (2, 2)])
 def test_memory_has_as_many_versions_as_retention_says_once_they_are_durable(place, versions, bound):
     nebulaml.init(str(place.storage), 0, versions, on_error="raise")
@@ -340,6 +387,37 @@ def test_memory_has_as_many_versions_as_retention_says_once_they_are_durable(pla
     assert SIZE * bound <= place.memory_bytes() <= bound * IMAGE
     assert all(holds(step) for step in (1, 2, 3, 4))  # older ones come from storage
     assert save(5) and holds(5)
+
+
+def test_ranks_and_jobs_of_a_node_take_memory_for_one_version_each_and_load_it_while_they_save_the_next(place):
+    code = f"""
+        rank = int(sys.argv[2])
+        os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2", NEBULA_RUN="r")
+        nm.init(sys.argv[1], 0, on_error="raise")
+        for step in (1, 2, 3):
+            with nm.Checkpoint(f"global_step{{step}}", -2) as c:
+                c.save(f"r{{rank}}", torch.full(({SIZE // 8},), step))
+            c.wait("durable", timeout=60)
+        with nm.Checkpoint("global_step4", -2) as c:
+            if rank == 0:
+                c.save("r0", torch.full(({SIZE // 8},), 4))
+            say("between")
+            sys.stdin.readline()
+            found = nm.get_latest_checkpoint()
+            say(found.tag, found.load("r0")[0].item(), found.load("r1")[-1].item())
+            sys.stdin.readline()
+    """
+    trainers = [place.trainer(code, place.root / job, rank, stdin=True) for job in ("a", "b") for rank in (0, 1)]
+    assert [trainer.stdout.readline() for trainer in trainers] == ["between\n"] * 4
+    assert 2 * SIZE <= place.memory_bytes() <= 4 * IMAGE
+    for trainer in trainers:
+        trainer.stdin.write("\n")
+        trainer.stdin.flush()
+    assert [trainer.stdout.readline() for trainer in trainers] == ["global_step3 3 3\n"] * 4
+    for trainer in trainers:
+        trainer.kill()
+        trainer.wait(timeout=30)
+        trainer.stdout.close()
 
 
 def own_bytes():

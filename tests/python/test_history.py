@@ -230,13 +230,13 @@ def test_without_a_storage_path_there_is_a_history_only_where_one_is_named(place
     monkeypatch.delenv("NEBULA_OUTPUT_DIR")
     monkeypatch.setenv("AZUREML_RUN_ID", "run7")
     nebulaml.init(num_of_version_in_retention=1)
-    save("global_step1")
-    save("global_step2").wait("committed", 30)
+    for step in (1, 2, 3):  # without storage the version before stays until another one begins
+        save(f"global_step{step}").wait("committed", 30)
     until(lambda: [row["result"] for row in nebulaml.stats() if row["tag"] == "global_step1"] in ([], ["memory"]))
     assert files_below(work) == []
     monkeypatch.setenv("NEBULA_OUTPUT_DIR", "here")
     nebulaml._shutdown()
     nebulaml.init(num_of_version_in_retention=1)
-    save("global_step3")
-    save("global_step4").wait("committed", 30)
+    for step in (4, 5, 6):
+        save(f"global_step{step}").wait("committed", 30)
     until((work / "here" / HISTORY).exists)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -105,6 +106,66 @@ def test_a_trainer_killed_between_two_saves_of_a_block_leaves_the_version_before
     assert nebulaml.get_checkpoint("global_step2") is None
     assert nebulaml.get_latest_checkpoint().tag in ("global_step1", "d")
     assert not (place.storage / "global_step2" / ".nebula" / "manifest-1.json").exists()
+
+
+def in_memory(path, tag):
+    listed = subprocess.run([locate.agent_path(), "list", "--json", "--path", path], capture_output=True, check=True, timeout=30).stdout
+    return next("memory" in row["where"] for row in json.loads(listed)["versions"] if row["tag"] == tag)
+
+
+# fault (Deaths): The trainer is killed in the middle of a save, or the agent is killed there, too.
+# result: The version before is loaded. If it was durable, it comes from storage, because the save had taken its memory. If it was
+# not, or with `num_of_version_in_retention=2`, it comes from memory.
+@pytest.mark.parametrize("agent_dies", [False, True])
+@pytest.mark.parametrize(("interval", "versions", "source"), [(0, 1, "storage"), (0, 2, "memory"), (1000, 1, "memory")])
+def test_a_trainer_killed_in_the_middle_of_a_save_resumes_from_the_version_before(place, interval, versions, source, agent_dies):
+    code = """
+        nm.init(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), on_error="raise")
+        for step in (1, 2, 3):
+            with nm.Checkpoint(f"global_step{step}") as c:
+                c.save("a", torch.full((50_000,), step))
+                if step == 3:
+                    say("between")
+                    time.sleep(60)
+            if step == 1 or not float(sys.argv[2]):
+                c.wait("durable", timeout=60)
+    """
+    process = place.trainer(code, place.storage, interval, versions)
+    lines_until(process, "between")
+    if agent_dies:
+        place.kill_agent()
+    kill(process)
+    nebulaml.init(str(place.storage), interval, versions)
+    found = nebulaml.get_latest_checkpoint()
+    assert found.tag == "global_step2" and in_memory(place.storage, "global_step2") == (source == "memory") and (found.load("a") == 2).all()
+
+
+# fault (Deaths): The trainer is killed while it writes a durable tag again.
+# result: The tag has the files of its last complete writing, with those that it had taken over.
+def test_a_trainer_killed_while_it_writes_a_tag_again_leaves_the_writing_before(place):
+    code = """
+        nm.init(sys.argv[1], 0, on_error="raise")
+        with nm.Checkpoint("t") as c:
+            c.save("a", torch.full((50_000,), 1))
+            c.save("b", torch.full((50_000,), 1))
+        c.wait("durable", timeout=60)
+        for value in (2, 3):
+            with nm.Checkpoint("t") as c:
+                c.save("a", torch.full((50_000,), value))
+                if value == 3:
+                    say("between")
+                    time.sleep(60)
+            for state in ("committed", "durable"):
+                c.wait(state, timeout=60)
+                found = nm.get_checkpoint("t")
+                say(found.load("a")[0].item(), found.load("b")[-1].item())
+    """
+    process = place.trainer(code, place.storage)
+    assert lines_until(process, "between") == ["2 1", "2 1", "between"]
+    kill(process)
+    nebulaml.init(str(place.storage), 0)
+    found = nebulaml.get_latest_checkpoint()
+    assert found.tag == "t" and (found.load("a") == 2).all() and (found.load("b") == 1).all()
 
 
 # fault (Deaths): The trainer is killed around its commit.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import nebulaml as nm
@@ -54,12 +55,56 @@ def test_the_thread_that_logs_is_started_before_the_first_save(place):
     assert engine.default.watcher is started
 
 
+RESUMES = """
+    import json
+    from nebulaml import _nebula
+    from nebulaml._session import engine
+
+    def used():
+        return json.loads(engine.session().report(_nebula.REPORT_STATUS, None))["agent"]["memory_used"]
+
+    nm.init(sys.argv[1], 0, on_error="raise")
+    least, floats = map(int, sys.argv[2:])
+    found = nm.get_latest_checkpoint()
+    step = found.step + 1 if found else 1
+    deadline = time.monotonic() + 30
+    while used() < least and time.monotonic() < deadline:
+        time.sleep(0.01)
+    before = used()
+    with nm.Checkpoint(f"global_step{step}") as checkpoint:
+        checkpoint.save("model.pt", {"w": torch.ones(floats)})
+        taken = used()
+        checkpoint.save("small.pt", 1)
+    checkpoint.wait("durable", 60)
+    say(step, before, taken)
+"""
+
+
+def test_a_resume_from_storage_has_the_memory_of_the_first_save_made_before_it(place, monkeypatch):
+    """For files of the sizes that the newest checkpoint has. Saves of other sizes get memory of their own, and that memory goes."""
+
+    def resumed(least, floats):
+        step, before, taken = map(int, place.run(RESUMES, place.storage, least, floats).split())
+        place.kill_agent()
+        shutil.rmtree(place.memory)
+        return step, before, taken
+
+    size = 4 * FLOATS
+    assert resumed(0, FLOATS)[:2] == (1, 0)
+    step, before, taken = resumed(size, FLOATS)
+    assert step == 2 and size <= before <= size * 17 // 16 + (2 << 20) and taken == before
+    step, before, taken = resumed(size, 2 * FLOATS)
+    assert step == 3 and size <= before <= size * 17 // 16 + (2 << 20) and taken >= before + 2 * size
+    monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "6M")  # the file of 8 MiB is not foreseen, and a small one finds room
+    assert resumed(0, 1000)[:2] == (4, 0)
+
+
 def test_a_manager_prepares_for_each_item_and_for_state_that_does_not_exist_yet(place):
     model = torch.nn.Linear(1024, 1024, bias=False)
     optimizer = torch.optim.AdamW(model.parameters())
     with nm.Manager(place.storage, save_every_steps=1) as manager:
         manager.prepare({"model": model, "optimizer": optimizer})
-        made = settled(2 * 3 * 4 * FLOATS)
+        made = settled(3 * 4 * FLOATS)
         assert not optimizer.state
         model(torch.ones(1, 1024)).sum().backward()
         optimizer.step()
@@ -84,7 +129,7 @@ def test_a_restore_prepares_for_its_targets_whether_there_is_a_checkpoint_or_not
             model(torch.ones(1, 1024)).sum().backward()
             optimizer.step()
             if not found:
-                settled(2 * 3 * 4 * FLOATS)
+                settled(3 * 4 * FLOATS)
             manager.save(1 + found, {"model": model, "optimizer": optimizer})
             manager.wait()
     state = 2 * 4 * FLOATS + 4  # two moments, and the count of steps

@@ -40,7 +40,7 @@ class Settings:
 
     persist_path: str | None = None
     persist_interval_s: float = 100.0
-    retention_count: int = 2
+    retention_count: int = 1
     on_full: str = "wait"
     on_error: str = "warn"
     keep_last: int = 0

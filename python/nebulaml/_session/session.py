@@ -253,7 +253,7 @@ class Session:
         """Makes memory for the first saves of these objects, in the background.
 
         objects: the arguments of later ``save`` calls, one for each file. For an optimizer of torch without state, it counts the
-        state that its first step will make. Without this call the memory of the first two saves is made while they are copied, or before
+        state that its first step will make. Without this call the memory of the first save is made while it is copied, or before
         if their tensors lie on a GPU. Without torch it does nothing.
         """
         if not late.has_torch():

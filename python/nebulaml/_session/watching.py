@@ -79,7 +79,7 @@ class Watcher(threading.Thread):
             log.info("nebula: %s was removed from storage, because %s does not name it", tag, text)
         elif kind == _nebula.EVENT_HUNG:
             log.error("nebula: the job makes no steps: %s", text)
-        elif kind in (_nebula.EVENT_ROTTEN, _nebula.EVENT_STALE, _nebula.EVENT_NOT_FINITE):
+        elif kind in (_nebula.EVENT_ROTTEN, _nebula.EVENT_STALE, _nebula.EVENT_NOT_FINITE, _nebula.EVENT_LEFT_MEMORY):
             count = self.found[kind] = self.found.get(kind, 0) + 1
             if count & (count - 1):  # what a program does at each save would be one line for each
                 return

@@ -164,7 +164,7 @@ class Manager:
     def prepare(self, items: Mapping[str, Any]) -> None:
         """Makes memory for the first save, in the background. Call it before training, when model and optimizer exist.
 
-        Without it the memory of the first two saves is made while they are copied. For an optimizer of torch it counts the state that
+        Without it the memory of the first save is made while it is copied. For an optimizer of torch it counts the state that
         its first step will make. It saves and changes nothing. Without torch it does nothing.
         """
         _check_names(items)

@@ -67,6 +67,8 @@ struct session {
         struct lineage_base loaded;
         uint64_t hinted[SESSION_HINTS_MAX]; /* capacities of images for the files that it has hinted, until its job's next commit */
         uint32_t hint_count;
+        bool are_foreseen; /* the hints are the agent's own (policy_foresee): those of the session replace them */
+        int64_t foreseen_ns; /* from then on they count; 0: they do, or there are none */
         uint64_t leased; /* of a reader: the version that it found last; 0: none */
         struct keep_rule rule;
         bool has_begun;  /* has begun a version; until then it may be about to load the version that the agent has named to it */

@@ -1,5 +1,5 @@
 /*
- * findings.h - what the agent has found wrong with the content of versions. Each is an event, a metric and a line of the log. The catalogue's lock
+ * findings.h - what the agent has found out about versions. Each is an event, a metric and a line of the log. The catalogue's lock
  * guards them.
  */
 #ifndef NB_AGENT_CATALOGUE_FINDINGS_H
@@ -11,6 +11,7 @@ enum finding_kind {
         FINDING_ROTTEN,     /* bytes of a version in memory have changed */
         FINDING_STALE,      /* a version has the values of the one before it, though its step is larger */
         FINDING_NOT_FINITE, /* a tensor has a NaN or an infinite value */
+        FINDING_LEFT_MEMORY, /* a durable version left memory, because the machine was short of it */
         FINDING_KINDS
 };
 struct finding {

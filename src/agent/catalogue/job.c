@@ -76,7 +76,7 @@ struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_p
         snprintf(job->persist_path, sizeof job->persist_path, "%s", persist_path);
         snprintf(job->spelling, sizeof job->spelling, "%s", persist_path);
         snprintf(job->name, sizeof job->name, "%s", name);
-        job->settings.retention_count = 2;
+        job->settings.retention_count = 1;
         job->settings.umask = job->settings.group = OS_CREATE_UNKNOWN;
         job->settings.world = 1;
         for (const struct room *const *room = catalogue->rooms; *room; room++)

@@ -76,6 +76,7 @@ struct job {
         struct job_pulse *pulse;
         bool history_broken, latest_reported;
         bool spare_due;
+        uint32_t late_saves; /* > 0: not long ago, a save began while more versions had to stay in memory than the settings say (memory_policy.c) */
         struct publish *publishes; /* oldest request first (publish.h) */
         uint32_t publish_attempt; /* failed attempts since the last success */
         int64_t idle_since_ns; /* when the last session left */

@@ -10,6 +10,10 @@
 #include "image/image.h"
 #include "os/os.h"
 
+/* A load that finds the checkpoint takes so long, or less: to make pages meanwhile would slow it down. */
+#define LOAD_NS INT64_C(1000000000)
+#define LOAD_NS_PER_BYTE 4
+#define LATE_SAVES 8 /* so many saves in a row must be in time before memory for a late one goes */
 #define RESTORED_KEPT 2 /* ranks of one job, or two readers, may be one version apart */
 
 /* Collects the job's versions that hold memory, with the facts for retention. leaves_leased: versions that readers lease are busy. The caller
@@ -40,13 +44,18 @@ static size_t collect(struct job *job, bool leaves_leased, struct version ***ret
         return used;
 }
 
-/* Bytes of the job's images that may be reused. A reader gives back what it has; a trainer keeps it. */
+/* Whether a save of the job can use it again. A reader gives back what it has; a trainer keeps it. */
+static bool serves_again(struct image *image)
+{
+        return !image->restored && !image->spilled && !image->exposed && !(image->kept && memory_is_in_use(image));
+}
+
 static uint64_t job_bytes(const struct catalogue *catalogue, const struct job *job)
 {
         uint64_t bytes = 0;
 
         for (struct image *image = catalogue->memory->images; image; image = image->next)
-                if (image->job == job && !image->restored && !image->spilled && !image->exposed && !(image->kept && memory_is_in_use(image)))
+                if (image->job == job && serves_again(image))
                         bytes += image->capacity;
         return bytes;
 }
@@ -66,43 +75,52 @@ static uint64_t version_bytes(const struct job *job)
         return 0;
 }
 
-/* Whether the job has asked for the memory of one version: then no image stays for the next save. */
-static bool gives_back(const struct job *job)
-{
-        return job->settings.retention_count == 1;
-}
-
-/* How many versions of a hinted file get memory ahead: the second save comes before the first version may leave memory. */
+/* How many versions of a hinted file get memory ahead. Two, if the second save comes before the first version may leave memory. */
 static unsigned hinted_versions(const struct job *job)
 {
-        return gives_back(job) ? 1 : 2;
+        return job->settings.retention_count == 1 && job->persist_path[0] ? 1 : 2;
 }
 
-/* Number of versions whose images a steady job uses: those that retention keeps, one that is being written, and
- * those that a rolled-back run left. Not for a job that gives its images back. */
-static size_t steady_count(struct job *job)
+static bool is_saving(const struct job *job)
 {
-        size_t keep = job->settings.retention_count;
+        for (const struct version *version = job->live; version; version = version->next_live)
+                if (version_open(version) && !version->is_remote)
+                        return true;
+        return false;
+}
+
+/* Bytes that versions leave to the next save. If the saves have not been late, storage will have the versions by then. */
+static uint64_t leaving_bytes(struct job *job)
+{
         struct version **versions;
         struct retain_entry *entries;
         bool *drop;
         size_t count = collect(job, true, &versions, &entries, &drop);
-        size_t later = count ? retain_later_than_newest(entries, count) : 0;
+        uint64_t bytes = 0;
 
+        for (size_t i = 0; i < count && job->persist_path[0] && !job->late_saves; i++) {
+                entries[i].durable = true;
+                entries[i].unsaved = false;
+                entries[i].busy = versions[i]->leases > 0 || versions[i]->is_awaited;
+        }
+        if (count)
+                retain_memory(entries, count, job->settings.retention_count - 1, drop);
+        for (size_t i = 0; i < count; i++)
+                for (size_t k = 0; drop[i] && k < versions[i]->file_count; k++)
+                        if (versions[i]->files[k].image && serves_again(versions[i]->files[k].image))
+                                bytes += versions[i]->files[k].image->capacity;
         free(versions);
         free(entries);
         free(drop);
-        return later + 1 >= keep ? keep + 1 : keep;
+        return bytes;
 }
 
+/* Bytes that the job needs until its next save has begun: those in use, and those of a version unless others leave as much to it. */
 static uint64_t steady_bytes(const struct catalogue *catalogue, struct job *job)
 {
-        uint64_t bytes;
+        uint64_t used = job_bytes(catalogue, job) - memory_free_bytes(catalogue->memory, job), bytes = version_bytes(job);
 
-        if (gives_back(job))
-                return job_bytes(catalogue, job) - memory_free_bytes(catalogue->memory, job);
-        bytes = version_bytes(job);
-        return bytes ? bytes * steady_count(job) : 0;
+        return is_saving(job) || leaving_bytes(job) >= bytes ? used : used + bytes;
 }
 
 /* Capacities that the job's sessions have hinted, each once for each of its versions, to `ret_list` if that is not NULL. */
@@ -112,7 +130,7 @@ static size_t hinted(const struct catalogue *catalogue, const struct job *job, u
 
         *ret_bytes = 0;
         for (const struct session *session = catalogue->sessions; session; session = session->next)
-                for (uint32_t i = 0; session->job == job && session->connection_count && i < session->hint_count; i++)
+                for (uint32_t i = 0; session->job == job && session->connection_count && !session->foreseen_ns && i < session->hint_count; i++)
                         for (unsigned k = 0; k < hinted_versions(job); k++, count++) {
                                 *ret_bytes += session->hinted[i];
                                 if (ret_list)
@@ -121,7 +139,7 @@ static size_t hinted(const struct catalogue *catalogue, const struct job *job, u
         return count;
 }
 
-void policy_hint(struct catalogue *catalogue, struct session *session, uint64_t size)
+static void hint(struct catalogue *catalogue, struct session *session, uint64_t size)
 {
         uint64_t capacity = memory_capacity(size);
 
@@ -131,6 +149,53 @@ void policy_hint(struct catalogue *catalogue, struct session *session, uint64_t 
         session->hinted[session->hint_count++] = capacity;
         session->job->spare_due = true;
         pthread_cond_signal(&catalogue->pages);
+}
+
+void policy_hint(struct catalogue *catalogue, struct session *session, uint64_t size)
+{
+        if (session->are_foreseen)
+                session->hint_count = 0;
+        session->are_foreseen = false;
+        session->foreseen_ns = 0;
+        hint(catalogue, session, size);
+}
+
+void policy_foresee(struct catalogue *catalogue, struct session *session, uint64_t version_id)
+{
+        const struct version *version = catalogue_version(catalogue, version_id);
+        uint64_t bytes = 0;
+
+        if (!version || version->job != session->job || version->world != session->world || !version->stored || version->in_memory)
+                return;
+        if (session->role != IPC_ROLE_TRAINER || session->has_begun || (session->hint_count && !session->are_foreseen))
+                return;
+        session->hint_count = 0;
+        session->are_foreseen = true;
+        for (size_t i = 0; i < version->file_count; i++)
+                if (version->files[i].rank == session->rank) {
+                        hint(catalogue, session, version->files[i].size);
+                        bytes += version->files[i].size;
+                }
+        session->foreseen_ns = os->now_ns() + LOAD_NS + (int64_t)(bytes * LOAD_NS_PER_BYTE);
+        catalogue_signal_work(catalogue);
+}
+
+int64_t policy_foreseen_due(struct catalogue *catalogue, int64_t now_ns)
+{
+        int64_t due = INT64_MAX;
+
+        for (struct session *session = catalogue->sessions; session; session = session->next) {
+                if (!session->foreseen_ns)
+                        continue;
+                if (now_ns < session->foreseen_ns) {
+                        due = session->foreseen_ns < due ? session->foreseen_ns : due;
+                        continue;
+                }
+                session->foreseen_ns = 0;
+                session->job->spare_due = true;
+                pthread_cond_signal(&catalogue->pages);
+        }
+        return due;
 }
 
 void policy_forget_hints(struct catalogue *catalogue, const struct job *job)
@@ -194,21 +259,20 @@ static void trim_tombstones(struct catalogue *catalogue, struct job *job)
         }
 }
 
-void policy_retain(struct catalogue *catalogue, struct job *job, size_t keep)
+/* `keep`: complete versions to keep. */
+static void retain(struct catalogue *catalogue, struct job *job, size_t keep)
 {
         struct version **versions;
         struct retain_entry *entries;
-        bool *drop, trim = true;
+        bool *drop;
         size_t count = collect(job, true, &versions, &entries, &drop);
 
         if (count && !catalogue_resumes(catalogue, job))
                 retain_memory(entries, count, keep, drop);
-        for (size_t i = 0; i < count; i++) {
-                trim = trim && entries[i].order.counts; /* an open version will need the free images */
+        for (size_t i = 0; i < count; i++)
                 if (drop[i])
                         version_forget_memory(catalogue, versions[i]);
-        }
-        if (trim)
+        if (!is_saving(job)) /* else the save will need the free images */
                 trim_free(catalogue, job);
         find_tombstones(job);
         trim_tombstones(catalogue, job);
@@ -217,7 +281,31 @@ void policy_retain(struct catalogue *catalogue, struct job *job, size_t keep)
         free(drop);
 }
 
-bool policy_release(struct catalogue *catalogue, struct job *job, bool keeps_newest)
+/* If saves are late, memory for two versions stays in any case. The older one stays there, too: other nodes may lose the newest before
+ * their peers have copies of it. */
+void policy_retain(struct catalogue *catalogue, struct job *job)
+{
+        retain(catalogue, job, job->settings.retention_count == 1 && job->late_saves ? 2 : job->settings.retention_count);
+}
+
+/* If storage is sometimes slower than the saves, the memory of a late save stays for the next ones that are late. */
+void policy_make_way(struct catalogue *catalogue, const struct version *version)
+{
+        struct job *job = version->job;
+        uint32_t older = job->settings.retention_count - 1, held = 0;
+
+        retain(catalogue, job, older);
+        if (version->file_count || version->loans)
+                return;
+        for (const struct version *other = job->live; other; other = other->next_live)
+                held += other->in_memory && lifecycle_complete(other->life.state);
+        if (held > older)
+                job->late_saves = LATE_SAVES;
+        else if (job->late_saves)
+                job->late_saves--;
+}
+
+bool policy_release(struct catalogue *catalogue, struct job *job, bool keeps_newest, const char *why)
 {
         struct version **versions;
         struct retain_entry *entries;
@@ -228,6 +316,8 @@ bool policy_release(struct catalogue *catalogue, struct job *job, bool keeps_new
         for (size_t i = 0; i < count; i++) {
                 if (!entries[i].order.counts || !entries[i].durable || entries[i].busy || (keeps_newest && (int64_t)i == newest))
                         continue;
+                if (why)
+                        finding_note(catalogue, job, FINDING_LEFT_MEMORY, versions[i]->tag, "it is durable, and left memory: %s", why);
                 version_forget_memory(catalogue, versions[i]);
                 is_any = true;
         }
@@ -286,15 +376,18 @@ bool policy_drop_restored(struct catalogue *catalogue)
         return false;
 }
 
-bool policy_reclaim(struct catalogue *catalogue)
+bool policy_drop_spare(struct catalogue *catalogue)
 {
         struct image *image = memory_next_free(catalogue->memory, NULL, NULL);
 
-        if (image) {
+        if (image)
                 memory_doom(catalogue->memory, image);
-                return true;
-        }
-        if (policy_drop_restored(catalogue))
+        return image || policy_drop_restored(catalogue);
+}
+
+bool policy_reclaim(struct catalogue *catalogue)
+{
+        if (policy_drop_spare(catalogue))
                 return true;
         for (struct job *job = catalogue->jobs; job; job = job->next) {
                 struct version **versions;

@@ -10,19 +10,28 @@
 #define TOMBSTONE_MAX 256 /* per job; a tombstone takes a few KiB */
 
 /* Applies the job's retention to its memory, turns versions into tombstones, and drops tombstones beyond
- * TOMBSTONE_MAX. `keep`: complete versions to keep. */
-void policy_retain(struct catalogue *catalogue, struct job *job, size_t keep);
+ * TOMBSTONE_MAX. */
+void policy_retain(struct catalogue *catalogue, struct job *job);
+/* The same for a save that has begun: its version takes one of the places, and free images stay for it. `version`: that of the save. */
+void policy_make_way(struct catalogue *catalogue, const struct version *version);
 /* For versions that were found in storage: drops those beyond TOMBSTONE_MAX, and the images of all but the last few. */
 void policy_tidy(struct catalogue *catalogue, struct job *job);
 /* Frees the version, of any job, whose loss costs least. False: none can leave memory now. */
 bool policy_reclaim(struct catalogue *catalogue);
-/* Gives back the memory of the versions that storage has; keeps the newest if keeps_newest. For a job that has
- * ended: it can still load them from storage. False: there is no such version. */
-bool policy_release(struct catalogue *catalogue, struct job *job, bool keeps_newest);
+/* Gives back the memory of the versions that storage has; keeps the newest if keeps_newest. The job can still load them from
+ * storage. `why`: for its programs, or NULL if it has ended. False: there is no such version. */
+bool policy_release(struct catalogue *catalogue, struct job *job, bool keeps_newest, const char *why);
 /* Gives back one restored image that no thread is reading. */
 bool policy_drop_restored(struct catalogue *catalogue);
-/* The session's next versions will have a file of `size` bytes: images for two versions are made in the background. */
+/* Gives back one image that no version needs: a free one, or a restored one. */
+bool policy_drop_spare(struct catalogue *catalogue);
+/* The session's next versions will have a file of `size` bytes: its images are made in the background. */
 void policy_hint(struct catalogue *catalogue, struct session *session, uint64_t size);
+/* The session has found a version in storage, from which its job resumes: its first save will probably have files of the same sizes.
+ * Their images are made when the load is over. */
+void policy_foresee(struct catalogue *catalogue, struct session *session, uint64_t version_id);
+/* Wakes the page maker for sessions whose load is over. Returns when to call again. */
+int64_t policy_foreseen_due(struct catalogue *catalogue, int64_t now_ns);
 /* A finished free image for a file which this session has hinted. No process that lives has it mapped. NULL: none.
  * *ret_left_count: how many the session still waits for, without this one. */
 struct image *policy_spare_image(struct catalogue *catalogue, const struct session *session, uint32_t *ret_left_count);

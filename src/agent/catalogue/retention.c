@@ -33,8 +33,8 @@ void retain_memory(const struct retain_entry *entries, size_t count, size_t keep
         int64_t newest = retain_newest(entries, count);
 
         for (size_t i = 0; i < count; i++)
-                drop[i] = entries[i].order.counts && !entries[i].busy && !entries[i].unsaved && (int64_t)i != newest &&
-                          later_commits(entries, count, i) >= keep;
+                drop[i] = entries[i].order.counts && !entries[i].busy && !entries[i].unsaved &&
+                          ((int64_t)i != newest || (!keep && entries[i].durable)) && later_commits(entries, count, i) >= keep;
 }
 
 int64_t retain_victim(const struct retain_entry *entries, size_t count)

@@ -21,7 +21,7 @@ int64_t retain_newest(const struct retain_entry *entries, size_t count);
 size_t retain_later_than_newest(const struct retain_entry *entries, size_t count);
 /*
  * Sets drop[i] for complete versions beyond the `keep` latest commits. Never drops one that is
- * busy or unsaved, or the newest complete one.
+ * busy or unsaved. Drops the newest complete one only if `keep` is 0 and storage has it.
  */
 void retain_memory(const struct retain_entry *entries, size_t count, size_t keep, bool *drop);
 /*

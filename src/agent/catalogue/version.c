@@ -233,6 +233,18 @@ static bool persistable(const struct version *version)
                lifecycle_complete(version->life.state);
 }
 
+bool version_is_overtaken(const struct version *version)
+{
+        const struct manifest *newest = known_newest(&version->job->known);
+
+        if (version->wanted || version->job->settings.persist_interval_s <= 0)
+                return false;
+        for (const struct version *other = version->job->live; other; other = other->next_live)
+                if (other->stored && other->sequence > version->sequence)
+                        return true;
+        return newest && newest->sequence > version->sequence;
+}
+
 bool version_unsaved(const struct version *version)
 {
         const struct job *job = version->job;
@@ -244,7 +256,7 @@ bool version_unsaved(const struct version *version)
         for (const struct version *other = job->live; other; other = other->next_live)
                 if (persistable(other) && other->sequence > version->sequence)
                         return false;
-        return true;
+        return !version_is_overtaken(version);
 }
 
 uint64_t version_size(const struct version *version)

@@ -109,7 +109,8 @@ static bool is_first(double at, double since, const struct ipc_event *event)
 bool event_next(const struct catalogue *catalogue, struct job *job, double since, struct ipc_event *ret_event)
 {
         static const enum nebula_event_kind kinds[] = { [FINDING_ROTTEN] = NEBULA_EVENT_ROTTEN, [FINDING_STALE] = NEBULA_EVENT_STALE,
-                                                        [FINDING_NOT_FINITE] = NEBULA_EVENT_NOT_FINITE };
+                                                        [FINDING_NOT_FINITE] = NEBULA_EVENT_NOT_FINITE,
+                                                        [FINDING_LEFT_MEMORY] = NEBULA_EVENT_LEFT_MEMORY };
         const struct removed *removed = retain_removed(job, since);
         struct job_progress storage = job_progress(job);
         const struct pulse_hang *hang = pulse_hang(job);

@@ -447,8 +447,20 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
         return to_text(json_pack("{s:o, s:o, s:o, s:o, s:s}", "versions", versions, "verdicts", verdicts, "problems", problems, "passed", passed ? passed : json_array(), "unread", unread), ret_text, error);
 }
 
+static json_t *findings_json(const struct job *job)
+{
+        static const char *const names[] = { [FINDING_ROTTEN] = "rotten", [FINDING_STALE] = "stale", [FINDING_NOT_FINITE] = "not_finite",
+                                             [FINDING_LEFT_MEMORY] = "left_memory" };
+        json_t *counts = json_object();
+
+        for (int i = 0; i < FINDING_KINDS; i++)
+                json_object_set_new(counts, names[i], json_integer((json_int_t)job->findings[i].count));
+        return counts;
+}
+
 static json_t *job_json(struct catalogue *catalogue, struct job *job)
 {
+        const struct finding *left = &job->findings[FINDING_LEFT_MEMORY];
         uint64_t in_memory = 0, unsaved = 0, unsaved_bytes = 0;
         json_t *body, *pulse = pulse_json(catalogue, job);
 
@@ -466,9 +478,9 @@ static json_t *job_json(struct catalogue *catalogue, struct job *job)
                          job_progress(job).is_busy, "storage_error", job_progress(job).error->message, "storage_failure_count",
                          (json_int_t)job_progress(job).failure_count, "verdict", verdict_json(job), "settings", settings_json(&job->settings));
         json_object_set_new(body, "spare", json_boolean(catalogue_is_spare(catalogue, job)));
-        json_object_set_new(body, "findings", json_pack("{s:I, s:I, s:I}", "rotten", (json_int_t)job->findings[FINDING_ROTTEN].count, "stale",
-                                                     (json_int_t)job->findings[FINDING_STALE].count, "not_finite",
-                                                     (json_int_t)job->findings[FINDING_NOT_FINITE].count));
+        json_object_set_new(body, "findings", findings_json(job));
+        if (left->at > 0)
+                json_object_set_new(body, "left_memory", json_pack("{s:s, s:f, s:s}", "tag", left->tag, "left_at", left->at, "reason", left->text));
         if (pulse)
                 json_object_set_new(body, "steps", pulse);
         return body;

@@ -285,9 +285,12 @@ static enum nebula_status request_find(struct connection *connection, const void
         location_resolve(connection->catalogue, find->persist_path);
         status = restore_find(connection->catalogue, connection->session, find, &answer->body.found, error);
         free(find);
-        if (!status && connection->session->role == IPC_ROLE_READER) {
+        if (!status) {
                 catalogue_lock(connection->catalogue);
-                catalogue_lease(connection->catalogue, connection->session, answer->body.found.version_id);
+                if (connection->session->role == IPC_ROLE_READER)
+                        catalogue_lease(connection->catalogue, connection->session, answer->body.found.version_id);
+                else
+                        policy_foresee(connection->catalogue, connection->session, answer->body.found.version_id);
                 catalogue_unlock(connection->catalogue);
         }
         answer->size = sizeof answer->body.found;

@@ -177,7 +177,7 @@ void commit_check(struct catalogue *catalogue, struct version *version)
         version->sequence = version->job->last_sequence;
         version_move(catalogue, version, NEBULA_STATE_COMMITTED);
         policy_forget_hints(catalogue, version->job);
-        policy_retain(catalogue, version->job, version->job->settings.retention_count);
+        policy_retain(catalogue, version->job);
         version->job->spare_due = policy_spare_bytes(catalogue, version->job) > 0;
         version_changed(catalogue, version); /* there may be room now, and pages to give back */
 }

@@ -198,7 +198,7 @@ static void adopt(struct catalogue *catalogue, struct version *version, const st
         if (version->life.state == NEBULA_STATE_CAPTURING)
                 version_move(catalogue, version, NEBULA_STATE_CAPTURED);
         version_move(catalogue, version, NEBULA_STATE_COMMITTED);
-        policy_retain(catalogue, job, job->settings.retention_count);
+        policy_retain(catalogue, job);
 }
 
 static bool goal_met(struct catalogue *catalogue, const struct version *version, const struct coverage *coverage,

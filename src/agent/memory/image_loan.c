@@ -252,8 +252,7 @@ enum nebula_status image_loan_open(struct catalogue *catalogue, struct session *
                         break;
                 }
                 *ret_version = version;
-                /* One version is being written, so one fewer older version stays; the images of the others are used again. */
-                policy_retain(catalogue, job, job->settings.retention_count > 2 ? job->settings.retention_count - 1 : 1);
+                policy_make_way(catalogue, version);
                 if (!image)
                         image = memory_take(catalogue->memory, request->size, session->nonce, job);
                 if (image)

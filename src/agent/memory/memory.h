@@ -107,6 +107,8 @@ struct memory {
         uint32_t room_pending;                /* threads that make or give back pages without the lock: room will follow */
         uint32_t wanting;                 /* saves and loads that look for room: no spare images are made meanwhile */
         bool joining;                     /* the page maker will come back to join pages */
+        bool is_short;                    /* the machine needs the memory: no images are made ahead of time (shortage.h) */
+        int64_t look_at_ns;               /* when shortage.h looks again */
         bool removes_nothing;             /* the agent ends, and leaves the files to the next one */
         struct image *images;
         struct image *doomed;             /* images off the list; they still count in `used` */

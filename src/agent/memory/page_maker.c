@@ -50,10 +50,10 @@ static void prefault(void *image)
         memory_prefault(image);
 }
 
-/* Makes one spare image. False: none is needed, or a save needs the room. */
+/* Makes one spare image. False: none is needed, or a save or the machine needs the room. */
 static bool make_spare(struct catalogue *catalogue)
 {
-        if (catalogue->memory->wanting)
+        if (catalogue->memory->wanting || catalogue->memory->is_short)
                 return false; /* otherwise it would take the memory that the save has just freed, again and again */
         for (struct job *job = catalogue->jobs; job; job = job->next) {
                 uint64_t capacity = job->spare_due ? policy_spare_bytes(catalogue, job) : 0;

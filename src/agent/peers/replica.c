@@ -402,7 +402,7 @@ static void replicate_one(struct replica *replica, const struct fan *fan, struct
                 if (version->life.state == NEBULA_STATE_COMMITTED)
                         version_move(catalogue, version, NEBULA_STATE_REPLICATED);
         }
-        policy_retain(catalogue, job, job->settings.retention_count);
+        policy_retain(catalogue, job);
         catalogue_signal(catalogue);
 }
 

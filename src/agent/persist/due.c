@@ -89,7 +89,7 @@ static bool is_ready(const struct version *version, int64_t now, int64_t *due)
 {
         int64_t at = version->persist->retry_at_ns;
 
-        if (!due_is_unwritten(version) || (version->is_spread && !version->wanted))
+        if (!due_is_unwritten(version) || (version->is_spread && !version->wanted) || version_is_overtaken(version))
                 return false;
         if (version->is_spread && world_poll_at_ns(version) > at)
                 at = world_poll_at_ns(version);

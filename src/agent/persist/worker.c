@@ -227,7 +227,7 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         }
         if (version->stored && !version->pins && is_spilled(version))
                 version_forget_memory(catalogue, version); /* retention counts it now */
-        policy_retain(catalogue, job, job->settings.retention_count);
+        policy_retain(catalogue, job);
         catalogue_signal(catalogue);
         if (!status)
                 retain(catalogue, job, os->now_ns(), &(int64_t){ INT64_MAX });

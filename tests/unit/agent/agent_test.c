@@ -603,18 +603,20 @@ static void a_load_has_another_image_made_for_the_saves_to_come(void)
 
         place_init(&place);
         agent = start();
-        REQUIRE(agent && enter(&client, 62));
+        client_init(&client, &place, 62);
+        client.hello.retention_count = 1;
+        REQUIRE(agent && !client_connect(&client, &place));
         for (unsigned i = 1; i < 3; i++) {
                 REQUIRE(!save_whole(&client, i == 1 ? "global_step1" : "global_step2", i, &version));
                 CHECK(!wait_for(&client, version, NEBULA_STATE_DURABLE, 10000));
         }
         os->sleep_ms(200);
-        CHECK(image_count() == 2); /* as many as versions are kept */
+        CHECK(image_count() == 1); /* as many as versions are kept */
         CHECK(!load(&client, version, "model.pt", 2, FILE_BYTES, NULL));
-        for (int i = 0; i < 500 && image_count() == 2; i++)
+        for (int i = 0; i < 500 && image_count() == 1; i++)
                 os->sleep_ms(10);
         os->sleep_ms(100);
-        CHECK(image_count() == 3);
+        CHECK(image_count() == 2);
         client_done(&client);
         agent_stop(agent, true);
         place_done(&place);

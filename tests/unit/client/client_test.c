@@ -79,7 +79,7 @@ static void the_agent_is_told_what_was_asked_for(void)
 {
         start();
         CHECK(fake.hello.version == IPC_VERSION && fake.hello.role == IPC_ROLE_TRAINER);
-        CHECK(fake.hello.pid == os->pid() && fake.hello.world == 1 && fake.hello.retention_count == 2);
+        CHECK(fake.hello.pid == os->pid() && fake.hello.world == 1 && fake.hello.retention_count == 1);
         CHECK(strcmp(fake.hello.persist_path, "/storage") == 0 && fake.hello.session_nonce != 0);
         end();
 }

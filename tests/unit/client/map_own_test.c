@@ -96,6 +96,33 @@ static void without_twice_the_memory_free_no_page_is_copied(void)
         unmap(data, fd);
 }
 
+static char *read_on; /* where the program reads while the thread waits */
+static unsigned reads;
+
+static int read_meanwhile(const void *word, uint32_t value, int64_t timeout_ms)
+{
+        for (unsigned i = 0; i < 2 && reads < 20; i++, reads++)
+                CHECK(((volatile char *)read_on)[reads * (4u << 20)] == 0);
+        CHECK(atomic_load(&calls) == 0);
+        return os_linux.futex_wait(word, value, 1);
+}
+
+/* `load_state_dict` copies what `load` has mapped, and the program then drops the map. */
+static void while_the_program_reads_on_no_page_is_copied(void)
+{
+        int fd;
+        struct map_own *own;
+
+        read_on = mapped(&fd);
+        table.futex_wait = read_meanwhile;
+        own = map_own_start(read_on, SIZE);
+        REQUIRE(own);
+        wait_for(131);
+        CHECK(reads == 20 && atomic_load(&calls) == 131);
+        map_own_stop(own);
+        unmap(read_on, fd);
+}
+
 static void a_small_file_gets_no_thread(void)
 {
         int fd;
@@ -140,5 +167,5 @@ static void a_forked_child_that_frees_the_map_does_not_wait_for_its_parents_thre
 }
 
 TAP_MAIN(TEST(all_pages_become_own_and_keep_their_values), TEST(without_twice_the_memory_free_no_page_is_copied),
-         TEST(a_small_file_gets_no_thread), TEST(a_map_that_goes_is_not_held_up),
+         TEST(while_the_program_reads_on_no_page_is_copied), TEST(a_small_file_gets_no_thread), TEST(a_map_that_goes_is_not_held_up),
          TEST(a_forked_child_that_frees_the_map_does_not_wait_for_its_parents_thread))

@@ -673,6 +673,7 @@ static void the_machine_tells_about_itself(void)
         CHECK(os->wall_ns() > 1700000000ll * 1000000000);
         CHECK(os->cpu_count() >= 1);
         CHECK(os->memory_free() > 1 << 20);
+        CHECK(os->memory_stalled() <= 1000);
         CHECK(os->space("/", &space) == 0 && space.total_bytes >= space.free_bytes && space.block_bytes);
         CHECK(os->random(bytes, sizeof bytes) == 0);
         for (size_t i = 0; i < sizeof bytes; i++)

@@ -3,6 +3,7 @@
 #include "agent/agent_catalogue.h"
 #include "agent/clients/history.h"
 #include "agent/memory/page_maker.h"
+#include "agent/persist/due.h"
 #include "image/image.h"
 #include "tap.h"
 #include "test_dir.h"
@@ -154,7 +155,7 @@ static void nothing_goes_while_the_ranks_of_a_new_run_have_begun_nothing(void)
         }
         catalogue_lock(&bench.catalogue);
         version = commit_begin(&bench.catalogue, next, "step2", NEBULA_FILES_ALL_RANKS, &bench.error);
-        policy_retain(&bench.catalogue, bench.job, bench.job->settings.retention_count);
+        policy_retain(&bench.catalogue, bench.job);
         CHECK(version && !version_whole_in_memory(agreed));
         catalogue_unlock(&bench.catalogue);
         bench_done(&bench, true);
@@ -305,11 +306,11 @@ static void of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_wh
         catalogue_lock(&bench.catalogue);
         CHECK(in_memory(&bench) == 3);
         version->pins++; /* a loader reads the version */
-        CHECK(policy_release(&bench.catalogue, bench.job, true) && in_memory(&bench) == 2);
-        CHECK(!policy_release(&bench.catalogue, bench.job, true) && !policy_release(&bench.catalogue, bench.job, false));
+        CHECK(policy_release(&bench.catalogue, bench.job, true, NULL) && in_memory(&bench) == 2);
+        CHECK(!policy_release(&bench.catalogue, bench.job, true, NULL) && !policy_release(&bench.catalogue, bench.job, false, NULL));
         CHECK(in_memory(&bench) == 2 && version->in_memory);
         version->pins--;
-        CHECK(policy_release(&bench.catalogue, bench.job, false) && in_memory(&bench) == 1 && !version->in_memory);
+        CHECK(policy_release(&bench.catalogue, bench.job, false, NULL) && in_memory(&bench) == 1 && !version->in_memory);
         catalogue_unlock(&bench.catalogue);
         bench_done(&bench, true);
         test_dir_remove(directory);
@@ -333,9 +334,9 @@ static void what_a_later_writing_takes_over_stays_in_memory_until_storage_was_re
         version_move(&bench.catalogue, later, NEBULA_STATE_DURABLE);
         later->stored = true;
         catalogue_lock(&bench.catalogue);
-        policy_retain(&bench.catalogue, bench.job, 1);
+        policy_retain(&bench.catalogue, bench.job);
         CHECK(before->in_memory && later->in_memory);
-        CHECK(policy_release(&bench.catalogue, bench.job, true) && !before->in_memory); /* a save needs its memory */
+        CHECK(policy_release(&bench.catalogue, bench.job, true, NULL) && !before->in_memory); /* a save needs its memory */
         catalogue_unlock(&bench.catalogue);
         bench_done(&bench, true);
         test_dir_remove(directory);
@@ -431,9 +432,9 @@ static size_t images_of_three(uint32_t retention_count, bool is_late)
         for (unsigned i = 0; i < 3 && is_late; i++)
                 CHECK(!bench_persist(&bench, versions[i]));
         catalogue_lock(&bench.catalogue);
-        policy_retain(&bench.catalogue, bench.job, retention_count); /* as the worker does */
+        policy_retain(&bench.catalogue, bench.job); /* as the worker does */
         CHECK(policy_spare_bytes(&bench.catalogue, bench.job) == 0);
-        CHECK(version_whole_in_memory(versions[2]) && in_memory(&bench) == retention_count);
+        CHECK(version_whole_in_memory(versions[2]) && in_memory(&bench) == (is_late ? 2 : retention_count));
         catalogue_unlock(&bench.catalogue);
         count = bury_and_count(&bench);
         bench_done(&bench, true);
@@ -444,9 +445,80 @@ static size_t images_of_three(uint32_t retention_count, bool is_late)
 static void with_one_version_in_retention_only_the_newest_and_what_storage_lacks_take_memory(void)
 {
         CHECK(images_of_three(1, false) == 1);
-        CHECK(images_of_three(1, true) == 1);
+        CHECK(images_of_three(1, true) == 2); /* the next save may be late, too */
         CHECK(images_of_three(2, false) == 2);
         CHECK(images_of_three(2, true) == 2);
+}
+
+static void late_saves_use_the_same_images_in_turn_until_storage_keeps_up(uint32_t retention_count)
+{
+        struct version *version, *slow;
+        int64_t due_ns = INT64_MAX;
+        char directory[256], tag[32];
+        struct bench bench;
+        size_t count = 0;
+
+        test_dir_make(directory);
+        bench_init(&bench, NULL, directory);
+        bench.job->settings.retention_count = retention_count;
+        bench.job->settings.persist_interval_s = 100;
+        slow = bench_version(&bench, "step0", 1, 0);
+        REQUIRE(slow);
+        slow->pins++; /* the worker writes it */
+        for (unsigned i = 1; i < 12; i++) {
+                snprintf(tag, sizeof tag, "step%u", i);
+                version = bench_version(&bench, tag, i + 1, 0);
+                REQUIRE(version);
+                CHECK(version_whole_in_memory(version) && version_whole_in_memory(slow) && (i < 4 || bury_and_count(&bench) == count));
+                CHECK(i < 4 || version->files[0].image->served);
+                count = bury_and_count(&bench);
+                CHECK(count <= retention_count + 2);
+        }
+        slow->pins--;
+        for (unsigned i = 12; i < 24; i++) {
+                snprintf(tag, sizeof tag, "step%u", i);
+                CHECK(!bench_persist(&bench, version));
+                CHECK(!due_any(&bench.catalogue, bench.job)); /* the version before is overtaken */
+                CHECK(!due_next(&bench.catalogue, bench.job->lane, false, os->now_ns(), &due_ns));
+                version = bench_version(&bench, tag, i + 1, 0);
+                REQUIRE(version && version_whole_in_memory(version));
+        }
+        CHECK(bury_and_count(&bench) == retention_count);
+        bench_done(&bench, true);
+        test_dir_remove(directory);
+}
+
+/* fault (Storage): Storage is slower than the saves, or does not answer, while a job saves.
+ * result: Versions that storage does not have stay in memory: the newest, and those that were asked for. The saves use the same images in turn. */
+static void images_of_late_saves_serve_again_and_go_when_storage_keeps_up(void)
+{
+        late_saves_use_the_same_images_in_turn_until_storage_keeps_up(1);
+        late_saves_use_the_same_images_in_turn_until_storage_keeps_up(2);
+}
+
+/* A save begins while the version before is in memory, which leaves memory for it, or stays. */
+static void save_after(bool is_durable, bool is_leased, bool is_to_stay)
+{
+        struct version *version;
+        char directory[256];
+        struct bench bench;
+
+        test_dir_make(directory);
+        bench_init(&bench, NULL, directory);
+        version = bench_version(&bench, "step0", 1, 0);
+        REQUIRE(version && (!is_durable || !bench_persist(&bench, version)));
+        version->leases = is_leased;
+        REQUIRE(bench_version(&bench, "step1", 2, 0));
+        CHECK(bury_and_count(&bench) == 1u + is_to_stay && version->in_memory == is_to_stay);
+        bench_done(&bench, true);
+        test_dir_remove(directory);
+}
+
+static void a_save_takes_the_memory_of_the_version_before_if_storage_has_it_and_no_reader(void)
+{
+        save_after(true, false, false);
+        save_after(true, true, true);
+        save_after(false, false, true);
 }
 
 /* Makes a spare image, as the page maker does. */
@@ -480,7 +552,7 @@ static void for_a_foretold_file_there_are_images_of_two_versions_until_the_first
                 REQUIRE(make_spare(&bench, capacity));
         }
         CHECK(policy_spare_bytes(&bench.catalogue, bench.job) == 0);
-        policy_retain(&bench.catalogue, bench.job, 1); /* each save does this */
+        policy_retain(&bench.catalogue, bench.job); /* each save does this */
         catalogue_lock(&bench.catalogue);
         CHECK(!page_maker_discard(&bench.catalogue));
         catalogue_unlock(&bench.catalogue);
@@ -490,7 +562,7 @@ static void for_a_foretold_file_there_are_images_of_two_versions_until_the_first
         memory_drop(bench.catalogue.memory, taken);
         session->connection_count = 0; /* its trainer has left: no client waits for the file */
         catalogue_lock(&bench.catalogue);
-        policy_retain(&bench.catalogue, bench.job, 1);
+        policy_retain(&bench.catalogue, bench.job);
         CHECK(page_maker_discard(&bench.catalogue));
         catalogue_unlock(&bench.catalogue);
         session->connection_count = 1;
@@ -512,6 +584,7 @@ static void a_session_is_lent_the_spare_images_of_its_foretold_files_and_no_othe
         bench.catalogue.sessions = session = &bench.session;
         catalogue_lock(&bench.catalogue);
         CHECK(!policy_spare_image(&bench.catalogue, session, &left) && left == 0); /* it has hinted nothing */
+        bench.job->settings.retention_count = 2;
         policy_hint(&bench.catalogue, session, size);
         CHECK(!policy_spare_image(&bench.catalogue, session, &left) && left == 2);
         catalogue_unlock(&bench.catalogue);
@@ -538,7 +611,8 @@ static void a_session_is_lent_the_spare_images_of_its_foretold_files_and_no_othe
         first->owner_nonce = session->nonce;
         CHECK(!policy_spare_image(&bench.catalogue, session, &left) && left == 0); /* two versions are all */
         second->owner_nonce = 0;
-        bench.job->settings.retention_count = 1; /* the job gives its memory back: one image is enough */
+        bench.job->settings.retention_count = 1;
+        strcpy(bench.job->persist_path, "/storage"); /* storage will have the first version when the second begins: one image is enough */
         CHECK(!policy_spare_image(&bench.catalogue, session, &left) && left == 0);
         catalogue_unlock(&bench.catalogue);
         bench.catalogue.sessions = NULL; /* the catalogue must not free it */
@@ -673,6 +747,8 @@ TAP_MAIN(TEST(for_a_foretold_file_there_are_images_of_two_versions_until_the_fir
          TEST(of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_what_storage_lacks),
          TEST(what_a_later_writing_takes_over_stays_in_memory_until_storage_was_read),
          TEST(with_one_version_in_retention_only_the_newest_and_what_storage_lacks_take_memory),
+         TEST(images_of_late_saves_serve_again_and_go_when_storage_keeps_up),
+         TEST(a_save_takes_the_memory_of_the_version_before_if_storage_has_it_and_no_reader),
          TEST(a_file_takes_the_memory_that_it_needs), TEST(small_images_serve_again_and_take_a_page_each),
          TEST(a_version_of_more_files_than_there_are_descriptors_is_saved_persisted_and_taken_over),
          TEST(memfds_for_which_there_are_no_descriptors_fail_their_version_alone),

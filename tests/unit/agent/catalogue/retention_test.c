@@ -25,8 +25,27 @@ static void memory_never_drops_what_is_unsaved_busy_or_the_only_one(void)
         entries[0].unsaved = true;
         entries[1].busy = true;
         entries[3].order.counts = false; /* being captured */
-        retain_memory(entries, 4, 0, drop);
+        retain_memory(entries, 4, 1, drop);
         CHECK(!drop[0] && !drop[1] && !drop[2] && !drop[3]);
+}
+
+/* fault: as test_a_trainer_killed_in_the_middle_of_a_save_resumes_from_the_version_before */
+static void a_save_takes_the_place_of_the_newest_only_if_storage_has_it(void)
+{
+        struct retain_entry entries[] = { entry("global_step1", 1), entry("global_step2", 2) };
+        bool drop[2];
+
+        retain_memory(entries, 2, 0, drop);
+        CHECK(drop[0] && drop[1]);
+        entries[1].busy = true; /* a reader has it */
+        retain_memory(entries, 2, 0, drop);
+        CHECK(drop[0] && !drop[1]);
+        entries[1].busy = entries[1].durable = false;
+        retain_memory(entries, 2, 0, drop);
+        CHECK(drop[0] && !drop[1]);
+        entries[0].unsaved = true;
+        retain_memory(entries, 2, 0, drop);
+        CHECK(!drop[0] && !drop[1]);
 }
 
 static void a_rolled_back_run_keeps_its_own_versions_and_the_newest(void)
@@ -84,6 +103,7 @@ static void a_version_that_a_client_waits_for_goes_first(void)
 }
 
 TAP_MAIN(TEST(memory_keeps_the_latest_commits), TEST(memory_never_drops_what_is_unsaved_busy_or_the_only_one),
+         TEST(a_save_takes_the_place_of_the_newest_only_if_storage_has_it),
          TEST(a_rolled_back_run_keeps_its_own_versions_and_the_newest), TEST(the_victim_is_the_oldest_that_storage_has),
          TEST(every_version_is_persisted_in_order_without_an_interval), TEST(with_an_interval_the_newest_goes_when_it_has_passed),
          TEST(a_version_that_a_client_waits_for_goes_first))

@@ -538,6 +538,7 @@ static void adopted_images_do_not_make_the_memory_directory_smaller(void)
 
         free_bytes = 3 * memory_capacity(BENCH_FILE_BYTES);
         bench_init(&bench, memory, "");
+        bench.job->settings.retention_count = 2;
         REQUIRE(bench_version(&bench, "u", 3, 4));
         CHECK(bench.catalogue.memory->named_used == 4 * memory_capacity(BENCH_FILE_BYTES));
         bench_done(&bench, true);
