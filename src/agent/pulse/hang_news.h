@@ -1,7 +1,8 @@
 /*
  * hang_news.h - the nodes of a job that hangs notify each other which of their ranks lags behind.
  *
- *   .nebula/hangs/<node>.json   in storage: the last hang of that node. The agent replaces it at the next one.
+ *   .nebula/hangs/<node>.json   in storage: the last hang of that node. The agent replaces it at the next one, and a sweep removes it
+ *                                after 7 days (store/sweep.h).
  *
  * Every node writes its own document. The node of rank 0 reads those of the others, so a job of n nodes makes some 2 n requests. A document counts
  * if it is of the same start of the job and about as old as the reader's own, by the clock of storage.
