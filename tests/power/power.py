@@ -522,7 +522,7 @@ class Child:
         read, write = os.pipe()
         parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self._memory = kept or Path(tempfile.mkdtemp(prefix="nebula-power-", dir=parent))
-        self._runtime = Path(tempfile.mkdtemp(prefix="np-"))
+        self.runtime = Path(tempfile.mkdtemp(prefix="np-"))
         self._is_kept = kept is not None
         self._pid = os.fork()
         if not self._pid:
@@ -536,13 +536,13 @@ class Child:
             for name in [name for name in os.environ if name.startswith("NEBULA_")]:
                 del os.environ[name]
             os.environ |= {
-                "NEBULA_RUNTIME_DIR": str(self._runtime), "NEBULA_MEMORY_DIR": str(self._memory), "NEBULA_AGENT_PATH": NEBULA,
+                "NEBULA_RUNTIME_DIR": str(self.runtime), "NEBULA_MEMORY_DIR": str(self._memory), "NEBULA_AGENT_PATH": NEBULA,
                 "NEBULA_AGENT_LINGER": "20",
             }  # fmt: skip
             try:
                 answer = {"result": call()}
                 if self._is_kept:
-                    kill_agents(self._runtime)
+                    kill_agents(self.runtime)
             except BaseException:
                 answer = {"failure": traceback.format_exc()}
             with os.fdopen(write, "w") as pipe:
@@ -555,10 +555,10 @@ class Child:
         with os.fdopen(self._read) as pipe:
             answer = json.loads(pipe.read() or '{"failure": "the process ended without an answer"}')
         os.waitpid(self._pid, 0)
-        kill_agents(self._runtime)
-        log = self._runtime / "agent.log"
+        kill_agents(self.runtime)
+        log = self.runtime / "agent.log"
         kept = log.read_text() if log.exists() else ""
-        shutil.rmtree(self._runtime, ignore_errors=True)
+        shutil.rmtree(self.runtime, ignore_errors=True)
         if not self._is_kept:
             shutil.rmtree(self._memory, ignore_errors=True)
         if "failure" in answer:
