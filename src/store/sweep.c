@@ -22,7 +22,6 @@
 #include "store/sweep.h"
 #include "store/tag_log.h"
 
-#define HANGS_PREFIX MANIFEST_DIRECTORY "/hangs/" /* what nodes told each other of a hang: of no use after a week, also to people */
 #define FINISH_NS (900 * INT64_C(1000000000))
 #define UPLOAD_REST_NS (7 * 86400 * INT64_C(1000000000)) /* of one that another program may have begun */
 
@@ -429,11 +428,8 @@ static enum nebula_status sweep(struct store *store, const struct store_list *re
                 status = sweep_list(store, &all, &limits, false, &removed, error);
         if (!status)
                 status = sweep_uploads(store, limits, age_ns, &removed, error);
-        limits.before_ns -= age_ns < TAG_LOG_REST_NS ? TAG_LOG_REST_NS - age_ns : 0;
         if (!status)
-                status = tag_log_sweep_before(store, limits.before_ns, error);
-        if (!status)
-                status = store_remove_before(store, HANGS_PREFIX, limits.before_ns, error);
+                status = tag_log_sweep_before(store, limits.before_ns - (age_ns < TAG_LOG_REST_NS ? TAG_LOG_REST_NS - age_ns : 0), error);
         store_list_done(&all);
         manifest_scan_done(&scan);
         if (!status)

@@ -34,7 +34,7 @@ def test_after_any_damage_a_load_gives_exact_values_or_an_error_that_names_the_v
             del os.environ[name]
 
 
-# fault (A node is lost): Bytes of the only copy of the newest version have changed in another node's memory.
+# fault (Memory): Bytes of the only copy of the newest version have changed in another node's memory.
 # result: The load fails once, and names the version and the cure. That node drops the copy, so the next search finds an older version.
 def test_a_copy_that_is_damaged_in_another_nodes_memory_fails_one_load_and_is_not_found_again(tmp_path):
     def judge(path: Path, _: str) -> list[str]:

@@ -269,6 +269,50 @@ def copy(job: Trainer) -> None:
     job.storage = "a"
 
 
+RANK = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "power"}
+
+
+def _second_node(path: Path, orders: int, answers: int) -> None:
+    os.environ |= {**RANK, "RANK": "1", "NEBULA_NODE_ID": "b"}
+    nm.init(str(path), "1h", 16, keep_last=2)
+    with os.fdopen(orders) as lines, os.fdopen(answers, "w", buffering=1) as told:
+        for line in lines:
+            tag, writing = line.split()
+            checkpoint = nm.Checkpoint(tag, -2)
+            checkpoint.save_bytes("rank1", content(tag, int(writing), "rank1", 100_000))
+            assert checkpoint.commit()
+            print("committed", file=told)
+
+
+def nodes(job: Trainer) -> None:
+    """Two nodes, each with an agent of its own, write each version together. Both lose power at the same moment."""
+    (theirs, orders), (answers, told) = os.pipe(), os.pipe()
+
+    def follow() -> None:
+        os.close(orders)
+        _second_node(job.path, theirs, told)
+
+    other = Child(follow)
+    os.environ |= {**RANK, "RANK": "0", "NEBULA_NODE_ID": "a"}
+    os.close(theirs)
+    job.begin(keep_last=2)
+    with os.fdopen(answers) as lines:
+        for tag, writing in [("global_step1", 0), ("global_step2", 0), ("global_step2", 1), ("global_step3", 0), ("global_step4", 0)]:
+            step = int(tag[-1])
+            if step > 2:
+                job.say("may-go", tag=f"global_step{step - 2}")
+            files = {name: content(tag, writing, name, 100_000) for name in ("rank0", "rank1")}
+            job.say("begun", tag=tag, files={name: digest(data) for name, data in files.items()})
+            os.write(orders, f"{tag} {writing}\n".encode())
+            checkpoint = nm.Checkpoint(tag, -2)
+            assert checkpoint.save_bytes("rank0", files["rank0"]) and checkpoint.commit()
+            assert lines.readline() == "committed\n"
+            checkpoint.wait("durable", WAIT_S)
+            job.say("durable", tag=tag)
+    os.close(orders)
+    other.end()
+
+
 def rendezvous(job: Trainer) -> None:
     """The state of an elastic job in a directory: what is read after the cut is one of the writings."""
     from nebulaml.elastic import store_cells
@@ -350,7 +394,7 @@ def deepspeed(job: Trainer) -> None:
 FRAMEWORKS: dict[str, Callable[[Trainer], None]] = {story.__name__: story for story in (lightning, deepspeed)}
 STORIES: dict[str, Callable[[Trainer], None]] = {
     story.__name__: story
-    for story in (save, ahead, carry, unchanged, retain, prune, thin, pin, publish, copy, rendezvous)
+    for story in (save, ahead, carry, unchanged, retain, prune, thin, pin, publish, copy, nodes, rendezvous)
 }
 
 

@@ -1,8 +1,7 @@
 /*
  * hang_news.h - the nodes of a job that hangs notify each other which of their ranks lags behind.
  *
- *   .nebula/hangs/<node>.json   in storage: the last hang of that node. The agent replaces it at the next one, and a sweep removes it
- *                                after 7 days (store/sweep.h).
+ *   .nebula/hangs/<node>.json   in storage: the last hang of that node. The agent replaces it at the next one.
  *
  * Every node writes its own document. The node of rank 0 reads those of the others, so a job of n nodes makes some 2 n requests. A document counts
  * if it is of the same start of the job and about as old as the reader's own, by the clock of storage.
@@ -26,6 +25,9 @@ struct hang_news {
         char phase[64];
 };
 
+/* Removes the documents that are so old. */
+#define HANG_NEWS_REST_NS (7 * 86400 * INT64_C(1000000000))
+enum nebula_status hang_news_sweep(struct store *store, int64_t age_ns, struct nebula_error *error);
 enum nebula_status hang_news_tell(struct store *store, const struct hang_news *own, struct nebula_error *error);
 /*
  * Waits until the nodes of all `world` ranks have reported, but no longer than wait_ms, and returns the rank that lags behind most. `fresh_ns`: how much
