@@ -136,11 +136,10 @@ static bool repair_from(struct store *store, const char *key, const struct recor
         return !status;
 }
 
-/* The agent may have read the file from the storage that is damaged: then it has none to give. */
+/* The agent gives the file from its memory, or from that of another node. */
 static bool from_memory(struct store *store, const struct manifest *manifest, const char *key, const struct record_file *file)
 {
         struct cli_agent *agent = NULL;
-        json_t *described = NULL;
         struct mapped mapped;
         struct source source = { .mapped = &mapped };
         uint64_t id;
@@ -148,12 +147,11 @@ static bool from_memory(struct store *store, const struct manifest *manifest, co
 
         if (!cli_agent_open_if_any(store->root, &agent))
                 return false;
-        if (!cli_agent_find_younger(agent, store->root, manifest->tag, 0, &id, &described, NULL) &&
+        if (!cli_agent_find(agent, store->root, manifest->tag, &id, NULL) &&
             !mapped_open_memory(agent, id, file->name, &mapped, NULL)) {
                 is_repaired = repair_from(store, key, file, &source);
                 mapped_close(&mapped);
         }
-        json_decref(described);
         cli_agent_close(agent);
         return is_repaired;
 }

@@ -130,7 +130,7 @@ def damage_in_place(pid: int, contents: list[bytes], chance: random.Random) -> s
     return f"{kind} memory"
 
 
-def trial(place: Path, seed: int, contents: list[bytes], save: Callable[[Path], None], judge: Callable[[Path, str], Any], where: str = "") -> tuple[str, Any]:
+def trial(place: Path, seed: int, contents: list[bytes], save: Callable[[Path], None], judge: Callable[[Path, str], Any], where: str = "", at: int | None = None) -> tuple[str, Any]:
     """Saves on node a, with copies on node b; loses node a; begins anew on it. Returns what was damaged, and what `judge` says."""
     chance = random.Random(f"copies/{seed}")
     storage, memory = place / "storage", place / "memory"
@@ -138,6 +138,8 @@ def trial(place: Path, seed: int, contents: list[bytes], save: Callable[[Path], 
         path.mkdir(parents=True)
     where = where or chance.choice(("memory", "copying", "fetching"))
     wire = Wire(chance, sum(map(len, contents))) if where != "memory" else None
+    if wire and at is not None:  # what the node that keeps the copies answers
+        wire.kind, wire.at, wire.side = "zeros", at, 1
     is_over, end = os.pipe()
     held = Child(lambda: hold(storage, is_over, end), kept=memory)
     os.close(is_over)

@@ -54,3 +54,16 @@ def test_a_copy_that_is_damaged_in_another_nodes_memory_fails_one_load_and_is_no
     )
     assert "damaged in the memory of the node" in said[0] and "'best'" in said[0].replace('"', "'")
     assert said[1] == "global_step3 True"
+
+
+# fault (Memory): A connection breaks while a node that has lost its memory asks another one for its copies.
+# result: The node asks once more, and loads the newest version.
+@pytest.mark.parametrize("at", [200, 1500, 2500, 4000])
+def test_a_connection_that_breaks_once_does_not_cost_the_copies_of_a_node(tmp_path, at):
+    def judge(path: Path, _: str) -> list[object]:
+        nm.init(str(path), 0, 16, replicas=1)
+        found = nm.get_latest_checkpoint()
+        return [found.tag, loaded(found) == corruption.DIGESTS["best"][1]]
+
+    _, said = copies.trial(tmp_path, 1, [b"any"], lambda path: corruption.save(path, "replicated", replicas=1), judge, where="fetching", at=at)
+    assert said == ["best", True]
