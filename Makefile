@@ -31,6 +31,9 @@
 #   make deb      Debian packages of the command and of libnebula, for this release of Debian, in dist/ (scripts/deb.sh)
 #   make cleanroot  tries them on a system with Python and nothing else, as root (scripts/cleanroot.sh)
 #   make emulated   C tests for aarch64, under qemu (scripts/emulated.sh)
+#   make soak     a job that fails all the time, and what grows; ARGS="--minutes 60"
+#   make partition  32 nodes of 8 ranks in network namespaces, half of which is cut off, as root
+#   make mutants  changes the rules of commit, removal and retention, and looks whether a test notices; ARGS="--count 200 --seed 3"
 #   make asan     the C tests under the address and undefined-behaviour sanitizers
 #   make tsan     the C tests under the thread sanitizer
 #   make analyze  clang's static analyzer
@@ -42,7 +45,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest newest test-suites bench bench-first bench-peaks bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-publish bench-recover bench-jax bench-mpi bench-mlperf bench-stores faults-long nightly affected asan asan-build tsan lint units clean distclean environments setup setup-test analyze coverage
+.PHONY: soak partition mutants docs wheels deb cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest newest test-suites bench bench-first bench-peaks bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-publish bench-recover bench-jax bench-mpi bench-mlperf bench-stores faults-long nightly affected asan asan-build tsan lint units clean distclean environments setup setup-test analyze coverage
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -169,6 +172,13 @@ power: setup-test package
 	@ninja -C build --quiet tests/power/powerfs
 	@$(BIN)/python tests/power/power.py $(ARGS)
 
+soak: package
+	@$(BIN)/python tests/campaign/soak.py $(ARGS)
+partition: package
+	@$(BIN)/python tests/campaign/partition.py $(ARGS)
+mutants: setup-test
+	@$(BIN)/python tests/mutation/mutate.py $(ARGS)
+
 # An agent that ends does not wait for a thread that hangs in storage: that is no leak.
 tsan: setup-test
 	@scripts/build.sh build-tsan -Db_sanitize=thread
@@ -205,6 +215,8 @@ test: setup-test
 # All that a release has to pass, for a night. `make test-frameworks` and those below it add environments of their own.
 nightly:
 	@NEBULA_TEST_NIGHTLY=1 $(MAKE) units test SHORT_TESTS="$(SHORT_TESTS) or short_form"
+	@$(MAKE) soak partition ARGS=
+	@$(MAKE) mutants ARGS="--count 100 --seed $$(date +%j)"
 	@$(MAKE) tsan analyze coverage faults-long test-oldest test-newest test-frameworks
 
 # The tests of what has changed since BASE (the last commit), the faults, the crashes and one kill.

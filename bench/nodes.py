@@ -68,6 +68,10 @@ class Job:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700, parents=True)
 
+    def words(self, node: int) -> list[object]:
+        """What stands before the command of a process of this node."""
+        return []
+
     def environment(self, node: int) -> dict[str, str]:
         return {
             **os.environ,
@@ -84,6 +88,7 @@ class Job:
         return [
             subprocess.Popen(
                 [
+                    *self.words(rank // self.ranks),
                     self.program,
                     verb,
                     *map(str, (rank, world, rank % self.ranks, self.ranks, self.base / "store", self.replicas, *more)),

@@ -5,6 +5,8 @@
  *      nodes_rank load RANK WORLD LOCAL_RANK LOCAL_WORLD PATH REPLICAS
  *      nodes_rank write DIRECTORY NODE FILES STEPS
  *
+ * STEPS is a number, or FIRST-LAST. NODES_RUN names the start of the job.
+ *
  * `save` writes STEPS versions of one shard and waits for each to be STATE ("durable" or "replicated"). It prints a line per step: the
  * step, and when the save began, when it was committed by this rank, when the version was committed, and when STATE was reached, in
  * seconds since 1970. Then it waits for its standard input to end. `load` finds the newest version, reads this rank's
@@ -43,17 +45,22 @@ static int fail(const char *what, const struct nebula_error *error)
         return 1;
 }
 
-static int save(nebula_session *session, uint32_t rank, int steps, enum nebula_state state)
+static int save(nebula_session *session, uint32_t rank, const char *steps, enum nebula_state state)
 {
         float *data = calloc(VALUE_COUNT, sizeof *data);
         struct nebula_tensor tensor = { .name = "x", .dtype = NEBULA_DTYPE_F32, .dim_count = 1, .shape = { VALUE_COUNT }, .data = data };
         struct nebula_error error = { 0 };
         char tag[32], name[32];
+        int first = 1, last = 0;
 
         if (!data)
                 return 1;
+        if (sscanf(steps, "%d-%d", &first, &last) == 1) {
+                last = first;
+                first = 1;
+        }
         snprintf(name, sizeof name, "shard%u.pt", rank);
-        for (int step = 1; step <= steps; step++) {
+        for (int step = first; step <= last; step++) {
                 nebula_checkpoint *checkpoint;
                 double begun = now(), saved, committed;
 
@@ -154,12 +161,12 @@ int main(int argc, char **argv)
         options.local_world = (uint32_t)atoi(argv[5]);
         options.persist_path = argv[6];
         options.replica_count = (uint32_t)atoi(argv[7]);
-        options.run = saving ? "run1" : "run2";
+        options.run = getenv("NODES_RUN") ? getenv("NODES_RUN") : saving ? "run1" : "run2";
         /* Versions that wait for replication only stay in memory, so that storage cannot help after a loss of nodes. */
         options.persist_interval_s = saving && !strcmp(argv[9], "replicated") ? 1e6 : 0;
         if (nebula_session_open(&options, &session, &error))
                 return fail("open", &error);
-        result = saving ? save(session, options.rank, atoi(argv[8]),
+        result = saving ? save(session, options.rank, argv[8],
                                strcmp(argv[9], "replicated") ? NEBULA_STATE_DURABLE : NEBULA_STATE_REPLICATED) :
                           load(session, options.rank);
         nebula_session_close(session);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 
 NODES = (2, 3, 4)
 NOWHERE = "02:00:00:00:00:99"
@@ -14,8 +15,8 @@ class NoNetworks(Exception):
     """This machine does not permit network namespaces."""
 
 
-def ip(*words: object) -> None:
-    done = subprocess.run(["ip", *map(str, words)], capture_output=True, text=True, check=False)
+def ip(*words: object, said: str | None = None) -> None:
+    done = subprocess.run(["ip", *map(str, words)], input=said, capture_output=True, text=True, check=False)
     if done.returncode:
         raise NoNetworks(f"ip {' '.join(map(str, words))}: {done.stderr.strip()}")
 
@@ -23,7 +24,8 @@ def ip(*words: object) -> None:
 class Networks:
     """A namespace for each node, and one with a bridge between them. Nothing of it is in the namespace of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Sequence[int] = NODES) -> None:
+        self.nodes = nodes
         if shutil.which("ip") is None:
             raise NoNetworks("the command ip is not here (package iproute2)")
         self.mark = f"nb{os.getpid()}"
@@ -31,7 +33,7 @@ class Networks:
             ip("netns", "add", self.mark)
             ip("-n", self.mark, "link", "add", "bridge", "type", "bridge")
             ip("-n", self.mark, "link", "set", "bridge", "up")
-            for n in NODES:
+            for n in nodes:
                 ip("netns", "add", self.name(n))
                 ip("-n", self.mark, "link", "add", f"to{n}", "type", "veth", "peer", "name", "eth0", "netns", self.name(n))
                 ip("-n", self.mark, "link", "set", f"to{n}", "master", "bridge", "up")
@@ -55,20 +57,19 @@ class Networks:
 
     def lose(self, n: int, *others: int) -> None:
         """What node n sends to the others is lost; what they send arrives."""
-        for other in others or NODES:
-            if other != n:
-                ip("-n", self.name(n), "neigh", "replace", self.address(other), "lladdr", NOWHERE, "dev", "eth0", "nud", "permanent")
+        self._neighbours(n, dict.fromkeys(others or self.nodes, NOWHERE))
 
     def cut(self, n: int) -> None:
         ip("-n", self.name(n), "link", "set", "eth0", "down")
 
     def heal(self, n: int) -> None:
         ip("-n", self.name(n), "link", "set", "eth0", "up")
-        for other in NODES:
-            if other != n:
-                address = self.hardware(other)
-                ip("-n", self.name(n), "neigh", "replace", self.address(other), "lladdr", address, "dev", "eth0", "nud", "permanent")
+        self._neighbours(n, {other: self.hardware(other) for other in self.nodes})
+
+    def _neighbours(self, n: int, places: dict[int, str]) -> None:
+        lines = [f"neigh replace {self.address(other)} lladdr {place} dev eth0 nud permanent\n" for other, place in places.items() if other != n]
+        ip("-n", self.name(n), "-batch", "-", said="".join(lines))
 
     def close(self) -> None:
-        for name in [*map(self.name, NODES), self.mark]:
+        for name in [*map(self.name, self.nodes), self.mark]:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)

@@ -212,6 +212,16 @@ static enum nebula_status describe(struct cli_agent *agent, uint64_t version_id,
         return status ? status : take_json(agent, ret_description, error);
 }
 
+enum nebula_status cli_agent_find(struct cli_agent *agent, const char *persist_path, const char *tag, uint64_t *ret_version_id, struct nebula_error *error)
+{
+        struct ipc_found found;
+        enum nebula_status status = find(agent, persist_path, tag, &found, error);
+
+        if (!status)
+                *ret_version_id = found.version_id;
+        return status;
+}
+
 enum nebula_status cli_agent_find_younger(struct cli_agent *agent, const char *persist_path, const char *tag, uint64_t than,
                                           uint64_t *ret_version_id, json_t **ret_description, struct nebula_error *error)
 {

@@ -11,9 +11,6 @@
 #include "cli/table.h"
 #include "cli/target.h"
 #include "cli/versions.h"
-#include "cli/vouch.h"
-#include "os/os.h"
-#include "store/manifest_load.h"
 
 static int show(const struct cli_common *common, json_t *answer, void (*print)(const json_t *answer), int code)
 {
@@ -52,41 +49,12 @@ static int list_contents(const struct cli_common *common, const char *pattern)
         return code;
 }
 
-static bool has_place(const json_t *row, const char *place)
-{
-        const json_t *where = json_object_get(row, "where");
-
-        for (size_t i = 0; i < json_array_size(where); i++)
-                if (!strcmp(json_string_value(json_array_get(where, i)), place))
-                        return true;
-        return false;
-}
-
-/* Each row's "signatures" (vouch.h). A user who trusts no key is spared the requests. */
-static void add_signatures(const char *path, json_t *body)
-{
-        json_t *row;
-        struct store *store;
-        size_t i;
-
-        if (!*path || store_open(path, &store, NULL))
-                return;
-        json_array_foreach(json_object_get(body, "versions"), i, row) {
-                struct manifest manifest = { 0 };
-
-                if (store->trust && has_place(row, "storage") && !manifest_load(store, text_of(row, "tag"), &manifest, NULL))
-                        json_object_set_new(row, "signatures", vouch_list(store, &manifest));
-                manifest_done(&manifest);
-        }
-        store_close(store);
-}
-
 int command_list(int argc, char **argv)
 {
         struct cli_common common = { 0 };
-        bool metrics = false, jobs = false, stats = false;
+        bool metrics = false, signatures = false, jobs = false, stats = false;
         const char *best = NULL, *pattern = NULL;
-        const struct args_option options[] = { CLI_COMMON(common), { "metrics", ARGS_FLAG, &metrics }, { "jobs", ARGS_FLAG, &jobs }, { "stats", ARGS_FLAG, &stats },
+        const struct args_option options[] = { CLI_COMMON(common), { "metrics", ARGS_FLAG, &metrics }, { "signatures", ARGS_FLAG, &signatures }, { "jobs", ARGS_FLAG, &jobs }, { "stats", ARGS_FLAG, &stats },
                                                { "best", ARGS_TEXT, &best }, { "find", ARGS_TEXT, &pattern } };
         struct follow_best order = { 0 };
         struct versions versions;
@@ -97,8 +65,8 @@ int command_list(int argc, char **argv)
 
         if (!cli_parse(argc, argv, options, CLI_COUNT(options), &args, 0, 0))
                 return CLI_USAGE;
-        if (jobs + stats + (pattern != NULL) + (metrics || best) > 1)
-                return cli_usage_error("list", "--jobs, --stats, --find and --metrics cannot be used together");
+        if (jobs + stats + (pattern != NULL) + (metrics || best || signatures) > 1)
+                return cli_usage_error("list", "--jobs, --stats and --find can be used neither together nor with --metrics, --signatures or --best");
         if (pattern && !*pattern)
                 return cli_usage_error("list", "--find takes a name or a pattern, such as '*.attn.*'");
         if (best && !follow_best_parse(best, &order))
@@ -115,13 +83,13 @@ int command_list(int argc, char **argv)
                 versions_load_metrics(&versions);
         if (best && !versions_sort_by_metric(&versions, order.metric, order.is_largest))
                 cli_complain("no checkpoint has a metric \"%s\"", order.metric);
+        versions_load_signatures(&versions, signatures);
         code = versions.broken_count ? CLI_WRONG : CLI_OK;
         if (status)
                 code = cli_exit_of(status);
         if (common.json) {
                 json_t *body = versions_json(&versions);
 
-                add_signatures(versions.path, body);
                 if (status)
                         json_object_set_new(body, "error", cli_error_json(&error));
                 code = cli_print_json(body, code);

@@ -48,6 +48,7 @@ struct verify_target {
         struct budget *budget; /* NULL: no limit */
         bool repairs;
         struct store *from; /* that has sound copies; NULL: none is named */
+        bool has_new_documents; /* of the version that is checked now, from there */
         char path[TARGET_PATH_MAX];
 };
 
@@ -247,6 +248,11 @@ static struct check_part *part_of(struct verify_target *target, const struct man
         return &target->budget->part;
 }
 
+static bool repairs_documents(const struct verify_target *target)
+{
+        return target->repairs && target->from && !target->has_new_documents;
+}
+
 /* False: the version was removed or written again while it was checked. *ret_outage: the store did not answer, so nothing is known. */
 static bool append_once(struct verify_target *target, const char *tag, json_t *versions, enum nebula_status *ret_status,
                         struct nebula_error *ret_outage)
@@ -262,14 +268,21 @@ static bool append_once(struct verify_target *target, const char *tag, json_t *v
         *ret_outage = (struct nebula_error){ 0 };
         if (status && store_class(&error) == STORE_AGAIN)
                 *ret_outage = error;
+        else if (status && status != NEBULA_NOT_FOUND && repairs_documents(target) && repair_manifest(target->store, tag, target->from))
+                return !(target->has_new_documents = true);
         else if (status && status != NEBULA_NOT_FOUND)
                 version = check_broken(target->store, tag, &error);
         if (!status) {
                 progress_begin(tag, manifest_size(&manifest));
                 part = part_of(target, &manifest, &began, &was_ok);
+                if (repairs_documents(target))
+                        target->has_new_documents = repair_records(target->store, &manifest, target->from);
                 version = check_version(target->store, &manifest, *target->name ? target->name : NULL, part, ret_outage);
                 if (version && target->repairs && !check_ok(version) && !ret_outage->status)
                         repair_version(target->store, &manifest, target->from, version);
+                if (version && target->has_new_documents)
+                        json_object_set_new(json_array_get(json_object_get(version, "documents"), 0), "repaired", json_string(target->from->root));
+                target->has_new_documents = false;
                 if (version && !ret_outage->status)
                         check_signatures(target->store, &manifest, version);
                 if (*target->tag && !ret_outage->status && shares_blocks(target->store))
@@ -576,7 +589,7 @@ static void print_version(const json_t *version)
         free(signed_by);
         for (size_t l = 0; l < CLI_COUNT(lists); l++)
                 for (size_t i = 0; i < json_array_size(lists[l]); i++)
-                        if (l == 1 || !check_ok(json_array_get(lists[l], i)))
+                        if (l == 1 || !check_ok(json_array_get(lists[l], i)) || json_object_get(json_array_get(lists[l], i), "repaired"))
                                 print_file(json_array_get(lists[l], i), table);
         table_print(table, stdout, term_columns(), term_has_colour());
         table_free(table);

@@ -20,11 +20,12 @@ const struct cli_command cli_commands[] = {
           "which is one line of JSON.\n\n"
           "  nebula status --watch --path /scratch/run7\n",
           command_status },
-        { "list", "nebula list [--metrics | --best METRIC[:max] | --stats | --find NAME | --jobs] [--path DIR] [--json]", "lists all complete checkpoints, in memory and in storage",
+        { "list", "nebula list [--metrics | --best METRIC[:max] | --signatures | --stats | --find NAME | --jobs] [--path DIR] [--json]", "lists all complete checkpoints, in memory and in storage",
           "Oldest first. STATE is the promise each one keeps: durable survives power\n"
           "loss, committed survives the death of the trainer. --metrics also shows the\n"
           "metrics that the program gave to each version, --best the best one first, the\n"
-          "smallest or, with :max, the largest. --stats: bytes by job, month and item, and\n"
+          "smallest or, with :max, the largest. --signatures: who has signed each, without it\n"
+          "if a key is trusted here. --stats: bytes by job, month and item, and\n"
           "what rules of `nebula prune` would free. --find: the versions that have a file or\n"
           "a tensor of that name; * and ? are known. --jobs: the jobs whose storage paths lie\n"
           "in DIR, with the newest checkpoint of each.\n\n"

@@ -11,6 +11,8 @@
 #include "cli/cli_agent.h"
 #include "cli/mapped.h"
 #include "os/os.h"
+#include "image/image.h"
+#include "store/index.h"
 #include "store/manifest_keys.h"
 #include "store/manifest_load.h"
 #include "store/manifest_publish.h"
@@ -18,6 +20,8 @@
 #include "store/transfer_private.h"
 #include "store/verify.h"
 #include "sum/sum.h"
+
+#define NUMBERS_MAX 64 /* of earlier entries whose record carries over */
 
 /* Where sound bytes of one file come from. */
 struct source {
@@ -132,11 +136,10 @@ static bool repair_from(struct store *store, const char *key, const struct recor
         return !status;
 }
 
-/* The agent may have read the file from the storage that is damaged: then it has none to give. */
+/* The agent gives the file from its memory, or from that of another node. */
 static bool from_memory(struct store *store, const struct manifest *manifest, const char *key, const struct record_file *file)
 {
         struct cli_agent *agent = NULL;
-        json_t *described = NULL;
         struct mapped mapped;
         struct source source = { .mapped = &mapped };
         uint64_t id;
@@ -144,12 +147,11 @@ static bool from_memory(struct store *store, const struct manifest *manifest, co
 
         if (!cli_agent_open_if_any(store->root, &agent))
                 return false;
-        if (!cli_agent_find_younger(agent, store->root, manifest->tag, 0, &id, &described, NULL) &&
+        if (!cli_agent_find(agent, store->root, manifest->tag, &id, NULL) &&
             !mapped_open_memory(agent, id, file->name, &mapped, NULL)) {
                 is_repaired = repair_from(store, key, file, &source);
                 mapped_close(&mapped);
         }
-        json_decref(described);
         cli_agent_close(agent);
         return is_repaired;
 }
@@ -214,4 +216,99 @@ void repair_version(struct store *store, const struct manifest *manifest, struct
         if (is_any) /* views of the repaired files */
                 manifest_publish(store, manifest, NULL, NULL);
         json_object_set_new(version, "ok", json_boolean(is_whole));
+}
+
+/* The record as this store's own writer made it: a copy's record differs in names and places alone. */
+static void make_own(const struct manifest *manifest, size_t index, uint64_t number, struct record *record)
+{
+        strcpy(record->writing, manifest->records[index].writing);
+        record->number = number;
+        for (size_t i = 0; i < record->file_count; i++) {
+                const struct manifest_file *file = manifest_find_file(manifest, record->files[i].name);
+
+                record->files[i].is_apart = file && file->is_apart;
+        }
+}
+
+static bool put_record(struct store *store, const struct manifest *manifest, size_t index, struct record *record)
+{
+        const struct manifest_record *entry = &manifest->records[index];
+        char directory[256], key[MANIFEST_KEY_MAX];
+        bool is_put = false;
+
+        if (name_encode(manifest->tag, directory, NULL) || record_key(directory, entry->writing, entry->rank, key, NULL))
+                return false;
+        for (uint64_t back = 0; back < NUMBERS_MAX && back < manifest->number && !is_put; back++) {
+                struct nebula_error error = { 0 };
+                char *text;
+                size_t size;
+
+                make_own(manifest, index, manifest->number - back, record);
+                if (record_format(record, &text, &size, NULL))
+                        return false;
+                is_put = size == entry->size && sum_crc64(0, text, size) == entry->crc64 &&
+                         !store->ops->put(store, key, text, size, STORE_ALWAYS, NULL, NULL, &error);
+                free(text);
+                if (error.status)
+                        cli_complain("%s", error.message);
+        }
+        return is_put;
+}
+
+bool repair_records(struct store *store, const struct manifest *manifest, struct store *from)
+{
+        struct manifest there = { 0 };
+        bool is_any = false;
+
+        if (manifest_load(from, manifest->tag, &there, NULL))
+                return false;
+        for (size_t i = 0; i < manifest->record_count; i++) {
+                struct record record = { 0 };
+                bool is_put = !manifest_load_record(store, manifest, i, &record, NULL);
+
+                record_done(&record);
+                for (size_t j = 0; j < there.record_count && !is_put; j++) {
+                        if (manifest_load_record(from, &there, j, &record, NULL))
+                                continue;
+                        is_put = put_record(store, manifest, i, &record);
+                        is_any = is_any || is_put;
+                        record_done(&record);
+                }
+        }
+        manifest_done(&there);
+        return is_any;
+}
+
+static bool is_indexed(struct store *store, const struct manifest *there)
+{
+        struct manifest known = { 0 };
+        struct index index;
+        char directory[256];
+        bool is_same;
+
+        if (name_encode(there->tag, directory, NULL) || index_load(store, &index, NULL))
+                return false;
+        is_same = index_find(&index, directory, &known) && known.sequence == there->sequence && !strcmp(known.run, there->run) &&
+                  !strcmp(known.job, there->job) && manifest_size(&known) == manifest_size(there);
+        manifest_done(&known);
+        index_done(&index);
+        return is_same;
+}
+
+bool repair_manifest(struct store *store, const char *tag, struct store *from)
+{
+        const struct transfer transfer = { .from = from, .to = store, .replaces = true };
+        struct nebula_error error = { 0 };
+        struct manifest there = { 0 };
+        enum transfer_state state;
+        bool is_repaired = false;
+
+        if (manifest_load(from, tag, &there, NULL))
+                return false;
+        if (is_indexed(store, &there))
+                is_repaired = !transfer_version(&transfer, &there, &state, &error);
+        if (error.status)
+                cli_complain("%s", error.message);
+        manifest_done(&there);
+        return is_repaired;
 }

@@ -1,6 +1,6 @@
 /*
  * repair.h - gives damaged files of a stored version their bytes back: from the agent's memory, which asks other nodes' memory, too, or from
- * another storage that has the version. Every byte is compared with the version's own checksums first, so it does not matter whose it is.
+ * another storage that has the version; its records and its manifest from another storage alone. Every byte is compared with the version's own checksums first, so it does not matter whose it is.
  *
  * In a directory it writes the damaged chunks into the file, so that other names of the file are repaired, too. In an object store it removes the object and
  * writes it again. If that is interrupted, the file is missing, and a later call repairs it.
@@ -13,6 +13,12 @@
 #include <jansson.h>
 
 #include "cli/target.h"
+
+/* Writes the damaged records of a version again, from its copy in another storage, and returns whether it wrote any. A record is made from that of the
+ * copy, and put in place only if it is, byte for byte, the one that the manifest names. */
+bool repair_records(struct store *store, const struct manifest *manifest, struct store *from);
+/* The newest entry of the tag cannot be read. If the index says that it was the version which `from` has, that one becomes the next entry. */
+bool repair_manifest(struct store *store, const char *tag, struct store *from);
 
 /* `version`: the result of check_version (check.h). Repairs its damaged files, and checks them again: a file that is sound then gets "ok": true, no damage,
  * and "repaired": the source. `from` NULL: memory alone. */

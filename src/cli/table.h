@@ -19,7 +19,7 @@
 
 #include "cli/term.h"
 
-#define TABLE_COLUMN_MAX 12
+#define TABLE_COLUMN_MAX 13
 
 enum table_align { TABLE_LEFT, TABLE_RIGHT };
 struct table_column {

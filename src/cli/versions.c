@@ -13,6 +13,7 @@
 #include "cli/human.h"
 #include "cli/verdict.h"
 #include "cli/verified.h"
+#include "cli/vouch.h"
 #include "os/os.h"
 #include "store/line_document.h"
 #include "store/manifest_load.h"
@@ -267,6 +268,24 @@ void versions_load_metrics(struct versions *versions)
         store_close(store);
 }
 
+void versions_load_signatures(struct versions *versions, bool always)
+{
+        struct store *store;
+
+        if (!*versions->path || store_open(versions->path, &store, NULL))
+                return;
+        if (always || store->trust)
+                versions->signatures = calloc(versions->count + 1, sizeof *versions->signatures);
+        for (size_t i = 0; versions->signatures && i < versions->count; i++) {
+                struct manifest manifest = { 0 };
+
+                if (versions->list[i].in_storage && !manifest_load(store, versions->list[i].tag, &manifest, NULL))
+                        versions->signatures[i] = vouch_list(store, &manifest);
+                manifest_done(&manifest);
+        }
+        store_close(store);
+}
+
 struct ranked {
         struct version version;
         json_t *metrics;
@@ -305,10 +324,13 @@ bool versions_sort_by_metric(struct versions *versions, const char *metric, bool
 
 void versions_done(struct versions *versions)
 {
-        for (size_t i = 0; versions->metrics && i < versions->count; i++)
-                json_decref(versions->metrics[i]);
+        for (size_t i = 0; i < versions->count; i++) {
+                json_decref(versions->metrics ? versions->metrics[i] : NULL);
+                json_decref(versions->signatures ? versions->signatures[i] : NULL);
+        }
         free(versions->metrics);
-        versions->metrics = NULL;
+        free(versions->signatures);
+        versions->metrics = versions->signatures = NULL;
         json_decref(versions->verdicts);
         pins_done(&versions->pins);
         free(versions->list);
@@ -374,6 +396,8 @@ json_t *versions_json(const struct versions *versions)
                         json_object_set(row, "metrics", json_object_get(versions->metrics[i], "metrics"));
                         json_object_set(row, "metadata", json_object_get(versions->metrics[i], "metadata"));
                 }
+                if (versions->signatures && versions->signatures[i])
+                        json_object_set(row, "signatures", versions->signatures[i]);
                 json_array_append_new(list, row);
         }
         return json_pack("{s:s, s:b, s:O?, s:o, s:s?, s:I, s:s}", "path", versions->path, "running", versions->has_agent, "verdicts", versions->verdicts, "versions", list, "newest",
@@ -455,10 +479,10 @@ void versions_print(const struct versions *versions, size_t first)
                 { "TAG", TABLE_LEFT, true }, { "STEP", TABLE_RIGHT, false }, { "STATE", TABLE_LEFT, false },
                 { "SIZE", TABLE_RIGHT, false }, { "FILES", TABLE_RIGHT, false }, { "AGE", TABLE_RIGHT, false },
                 { "WHERE", TABLE_LEFT, false }, { "WRITTEN", TABLE_RIGHT, false }, { "METRICS", TABLE_LEFT, true }, { "VERIFIED", TABLE_RIGHT, false },
-                { "PINNED", TABLE_LEFT, true }, { "REASON", TABLE_LEFT, true },
+                { "SIGNED", TABLE_LEFT, true }, { "PINNED", TABLE_LEFT, true }, { "REASON", TABLE_LEFT, true },
         };
         struct table_column chosen[sizeof columns / sizeof columns[0]];
-        size_t fixed = sizeof columns / sizeof columns[0] - 5, count = fixed;
+        size_t fixed = sizeof columns / sizeof columns[0] - 6, count = fixed;
         bool shows_written = any_referred(versions), shows_reason = any_problem(versions, first), shows_verified = any_verified(versions, first);
         struct table *table;
         double now = (double)os->wall_ns() / 1e9;
@@ -471,10 +495,12 @@ void versions_print(const struct versions *versions, size_t first)
                 chosen[count++] = columns[fixed + 1];
         if (shows_verified)
                 chosen[count++] = columns[fixed + 2];
-        if (versions->pins.count)
+        if (versions->signatures)
                 chosen[count++] = columns[fixed + 3];
-        if (shows_reason)
+        if (versions->pins.count)
                 chosen[count++] = columns[fixed + 4];
+        if (shows_reason)
+                chosen[count++] = columns[fixed + 5];
         table = table_new(chosen, count);
         for (size_t i = first; i < versions->count; i++) {
                 const struct version *one = &versions->list[i];
@@ -503,6 +529,13 @@ void versions_print(const struct versions *versions, size_t first)
                         table_cell(table, STYLE_BAD, "DAMAGED");
                 else if (shows_verified)
                         table_cell(table, STYLE_PLAIN, "%s", one->verified_at > 0 ? human_age(one->verified_at, now, age) : "never");
+                if (versions->signatures) {
+                        bool is_wrong;
+
+                        said = vouch_short(versions->signatures[i], &is_wrong);
+                        table_cell(table, is_wrong ? STYLE_BAD : STYLE_PLAIN, "%s", said ? said : "-");
+                        free(said);
+                }
                 if (versions->pins.count) {
                         const struct pin *pin = pins_find(&versions->pins, one->tag);
 

@@ -38,6 +38,7 @@ struct versions {
         json_t *verdicts;    /* the agent's, on the jobs of the path; NULL: none */
         struct pins pins;    /* of the storage path */
         json_t **metrics;    /* per version: its metrics, or NULL; NULL: not requested (versions_load_metrics) */
+        json_t **signatures; /* per version: what vouch_list says, or NULL; NULL: not requested (versions_load_signatures) */
 };
 
 /* If storage cannot be read, *ret_versions has what the agent holds in memory; versions_done is called in any case. A missing agent is no error. A missing storage path is no error if an agent answers. ask_agent false: reads only storage. */
@@ -54,6 +55,9 @@ enum nebula_status versions_load_again(const char *given_path, bool ask_agent, c
                                        struct manifest_scan *seen, struct versions *ret_versions, struct nebula_error *error);
 /* Reads the metrics of the versions in storage, with two requests each. A version without that file has none. */
 void versions_load_metrics(struct versions *versions);
+/* Reads who has signed the versions in storage, with two requests each. Without `always`: only if this user trusts a key. Call it after
+ * versions_sort_by_metric. */
+void versions_load_signatures(struct versions *versions, bool always);
 /* The best first, those without the metric last. Call versions_load_metrics before. False: none has it. */
 bool versions_sort_by_metric(struct versions *versions, const char *metric, bool largest_first);
 void versions_done(struct versions *versions);

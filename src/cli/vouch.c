@@ -70,3 +70,24 @@ char *vouch_text(const json_t *signatures)
         buf_done(&buf);
         return NULL;
 }
+
+char *vouch_short(const json_t *signatures, bool *ret_is_wrong)
+{
+        struct buf buf = { 0 };
+        size_t size;
+
+        *ret_is_wrong = false;
+        for (size_t i = 0; i < json_array_size(signatures); i++) {
+                const json_t *one = json_array_get(signatures, i);
+                const char *state = json_string_value(json_object_get(one, "state"));
+
+                buf_add_text(&buf, i ? ", " : "");
+                buf_add_text(&buf, json_string_value(json_object_get(one, "key")));
+                buf_add_text(&buf, !strcmp(state, "unknown") ? " (not trusted)" : !strcmp(state, "wrong") ? " (BAD)" : "");
+                *ret_is_wrong = *ret_is_wrong || !strcmp(state, "wrong");
+        }
+        if (buf.size)
+                return buf_take(&buf, &size);
+        buf_done(&buf);
+        return NULL;
+}

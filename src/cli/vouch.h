@@ -16,5 +16,7 @@ enum nebula_status vouch_sum(struct store *store, const char *key, const struct 
 json_t *vouch_list(struct store *store, const struct manifest *manifest);
 /* One line for people of vouch_list's result; the caller frees it. NULL: no key has signed. */
 char *vouch_text(const json_t *signatures);
+/* The same for a column: "ID", "ID (not trusted)" or "ID (BAD)". */
+char *vouch_short(const json_t *signatures, bool *ret_is_wrong);
 
 #endif

@@ -65,6 +65,8 @@ struct zip_entry {
 };
 enum nebula_status zip_read(const void *data, uint64_t size, struct zip_entry **ret_entries, size_t *ret_count,
                             struct nebula_error *error);
+/* Where the last archive begins in a file of several, one after the other, as torch's DCP writes them. False: no archive ends there. */
+bool zip_find_last(const void *data, uint64_t size, uint64_t *ret_begin);
 /* zip_read for a file of which only the directory is there: finds the places of the records without their headers. It works for files that
  * zip_layout_init has laid out: header_crc32 and header_crc_offset are 0. NEBULA_INVALID: another writer has made the file, so zip_read must
  * read its headers. */

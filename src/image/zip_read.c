@@ -70,6 +70,28 @@ static enum nebula_status find_directory(struct archive *archive, struct nebula_
         return NEBULA_OK;
 }
 
+bool zip_find_last(const void *data, uint64_t size, uint64_t *ret_begin)
+{
+        const uint8_t *bytes = data;
+        uint64_t end = size - ZIP_END_BYTES, directory, before;
+
+        if (size < ZIP_END_BYTES || zip_get32(bytes + end) != ZIP_END_SIGNATURE || zip_get16(bytes + end + 20))
+                return false;
+        directory = zip_get32(bytes + end + 12);
+        before = zip_get32(bytes + end + 16);
+        if (end >= ZIP_LOCATOR_BYTES + ZIP_END64_BYTES && zip_get32(bytes + end - ZIP_LOCATOR_BYTES) == ZIP_LOCATOR_SIGNATURE) {
+                end -= ZIP_LOCATOR_BYTES + ZIP_END64_BYTES;
+                if (zip_get32(bytes + end) != ZIP_END64_SIGNATURE)
+                        return false;
+                directory = zip_get64(bytes + end + 40);
+                before = zip_get64(bytes + end + 48);
+        }
+        if (directory > end || before > end - directory)
+                return false;
+        *ret_begin = end - directory - before;
+        return true;
+}
+
 /* The values of a zip64 extra field; NULL if there is none. */
 static const uint8_t *find_zip64(const uint8_t *extra, size_t extra_size, size_t *ret_size)
 {

@@ -20,7 +20,7 @@
 #define INDEX_PREFIX MANIFEST_DIRECTORY "/index/"
 
 struct index_row {
-        const char *directory; /* the tag's, followed by a slash */
+        const char *directory; /* the tag's; a slash follows */
         size_t length;
         struct store_entry *entry;
 };

@@ -254,6 +254,20 @@ enum nebula_status store_remove_one(struct store *store, const char *key, struct
         return store->ops->remove(store, &victim, 1, error);
 }
 
+enum nebula_status store_remove_before(struct store *store, const char *prefix, int64_t before_ns, struct nebula_error *error)
+{
+        struct store_list list;
+        enum nebula_status status = store_list_all(store, prefix, true, &list, error);
+
+        if (status)
+                return status;
+        for (size_t i = 0; i < list.count && !status; i++)
+                if (!list.entries[i].is_foreign && !list.entries[i].is_prefix && list.entries[i].time_ns <= before_ns)
+                        status = store_remove_one(store, list.entries[i].key, error);
+        store_list_done(&list);
+        return status;
+}
+
 void store_drop(struct store *store, const char *key)
 {
         struct nebula_error error = { 0 };

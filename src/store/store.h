@@ -271,6 +271,8 @@ const struct store_entry *store_list_find(const struct store_list *list, const c
 enum nebula_status store_put_text(struct store *store, const char *key, const char *text, enum store_condition condition,
                                   struct nebula_error *error);
 enum nebula_status store_remove_one(struct store *store, const char *key, struct nebula_error *error); /* whatever is there */
+/* Removes Nebula's objects below the prefix that are not younger than that time of the store's clock. */
+enum nebula_status store_remove_before(struct store *store, const char *prefix, int64_t before_ns, struct nebula_error *error);
 /* Removes an object that readers do not look at. If that fails (some stores refuse all removals), it stays for a sweep, and the log says so. */
 void store_drop(struct store *store, const char *key);
 /* NEBULA_CORRUPT: the object `key` has `found` bytes, and its record says another number. */

@@ -309,16 +309,7 @@ enum nebula_status tag_log_set_removed(struct store *store, const char *director
 
 enum nebula_status tag_log_sweep_before(struct store *store, int64_t before_ns, struct nebula_error *error)
 {
-        struct store_list list;
-        enum nebula_status status = store_list_all(store, REMOVED_DIRECTORY "/", true, &list, error);
-
-        if (status)
-                return status;
-        for (size_t i = 0; i < list.count && !status; i++)
-                if (!list.entries[i].is_foreign && !list.entries[i].is_prefix && list.entries[i].time_ns <= before_ns)
-                        status = store_remove_one(store, list.entries[i].key, error);
-        store_list_done(&list);
-        return status;
+        return store_remove_before(store, REMOVED_DIRECTORY "/", before_ns, error);
 }
 
 enum nebula_status tag_log_sweep(struct store *store, int64_t age_ns, struct nebula_error *error)

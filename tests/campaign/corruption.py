@@ -1,10 +1,11 @@
 """Damages what Nebula has stored, and looks at what a program then loads.
 
-    python tests/campaign/corruption.py [--trials 400] [--seed 1] [--tiers storage,memory] [--kept DIRECTORY]
+    python tests/campaign/corruption.py [--trials 400] [--seed 1] [--tiers storage,memory,gs,s3,copies]
 
 A trainer saves versions, one tag twice, with signatures of its values that this program knows. Each trial damages one place of one file, or
-swaps, removes or sets back files, in the storage path or in the memory that a killed agent has left. Then another agent and trainer begin. A
-trial ends well in one of two ways:
+swaps, removes or sets back files or a whole tag, in the storage path (storage: a directory; gs, s3: an object store) or in the memory that a killed
+agent has left (memory), or a copy in the memory of another node, or what goes to and fro between the nodes (copies). Then another agent and trainer
+begin. A trial ends well in one of two ways:
 
 * each tag loads with exactly the values of one of its writings, and the newest version is one of those that were saved;
 * a load raises an error or logs a warning that names the tag or the file.
@@ -30,7 +31,9 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "power")]
 
+import copies  # noqa: E402
 import nebulaml as nm  # noqa: E402
+import objects  # noqa: E402
 from power import WAIT_S, Child, content, digest, loaded  # noqa: E402
 
 SIZES = {"model": 9_000, "optimizer": 20_000}
@@ -48,17 +51,17 @@ DIGESTS = {
 }
 
 
-def save(path: Path, is_persisted: bool, older: Path | None = None) -> None:
-    """older: where a copy of the path goes, after the first half."""
-    nm.init(str(path), 0 if is_persisted else "1h", 16)
-    for tag, writing in [("best", 0), *((tag, 0) for tag in TAGS[:3]), ("best", 1)]:
-        if older is not None and tag == "global_step3":
-            shutil.copytree(path, older)
+def save(path: Path | str, awaited: str, keep: Callable[[], object] | None = None, **settings: Any) -> None:
+    """keep: called after the first half."""
+    nm.init(str(path), 0 if awaited == "durable" else "1h", 16, **settings)
+    for at, (tag, writing) in enumerate([("best", 0), *((tag, 0) for tag in TAGS[:3]), ("best", 1)]):
+        if keep is not None and tag == "global_step3":
+            keep()
         checkpoint = nm.Checkpoint(tag, -2)
         for name, data in WRITINGS[tag][writing].items():
             checkpoint.save_bytes(name, data)
         assert checkpoint.commit()
-        checkpoint.wait("durable" if is_persisted else "committed", WAIT_S)
+        checkpoint.wait("durable" if awaited == "replicated" and not at else awaited, WAIT_S)  # of a job with copies the first is
 
 
 # -- damage
@@ -98,7 +101,7 @@ def twice(data: bytearray, chance: random.Random) -> bytearray:
 BYTES: dict[str, Callable[[bytearray, random.Random], bytearray]] = {
     f.__name__: f for f in (flip, run, zeros, cut, grow, twice)
 }
-FILES = ("swap", "lose", "stale", "mix")
+FILES = ("swap", "lose", "stale", "mix", "tag")
 
 
 def damage(root: Path, older: Path | None, chance: random.Random) -> str:
@@ -129,6 +132,11 @@ def damage(root: Path, older: Path | None, chance: random.Random) -> str:
             (root / found.relative_to(older)).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(found, root / found.relative_to(older))
         return f"{kind} {found.relative_to(older)}"
+    if kind == "tag" and older is not None:  # all of it comes from an older backup
+        tag = chance.choice(sorted(found.name for found in older.iterdir() if found.is_dir()))
+        shutil.rmtree(root / tag, ignore_errors=True)
+        shutil.copytree(older / tag, root / tag)
+        return f"tag {tag}"
     if (
         path.suffix == ".version"
     ):  # without it nothing says that there was a version: no medium loses a whole file of memory
@@ -149,7 +157,7 @@ class Words(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def judge(path: Path, is_checked: bool, damaged: str) -> dict[str, Any]:
+def judge(path: Path | str, is_checked: bool, damaged: str, **settings: Any) -> dict[str, Any]:
     """Returns what is wrong, and of each tag how its load ended: exact, older, named, damaged.
 
     is_checked: a load compares the bytes with checksums. Without it, other values of the right file are not wrong. damaged: the file.
@@ -175,7 +183,7 @@ def judge(path: Path, is_checked: bool, damaged: str) -> dict[str, Any]:
             result = loaded(found)
         except nm.NebulaError as failure:
             text = str(failure)
-            if tag not in text and str(path) not in text:
+            if not any(name in text for name in (TAGS if tag == "newest" else (tag,))) and str(path) not in text:
                 wrong.append(f"the load of {tag} raises, and names neither tag nor path: {text}")
             ends["named"] += 1
             return None
@@ -185,7 +193,7 @@ def judge(path: Path, is_checked: bool, damaged: str) -> dict[str, Any]:
             ends["named"] += 1
         return result
 
-    nm.init(str(path), 0, 16)
+    nm.init(str(path), 0, 16, **settings)
     newest = load("newest", lambda: nm.get_latest_checkpoint())
     if newest is not None and is_checked and not any(newest in each for each in DIGESTS.values()):
         wrong.append(f"the newest has the values of no version: {newest}")
@@ -214,15 +222,26 @@ def judge(path: Path, is_checked: bool, damaged: str) -> dict[str, Any]:
     return {"wrong": wrong, "ends": ends}
 
 
-def trial(tier: str, source: Path, older: Path, seed: int, place: Path) -> tuple[str, list[str], dict[str, int]]:
+def trial(tier: str, source: Path, older: Path, seed: int, place: Path, store: objects.Objects | None) -> tuple[str, list[str], dict[str, int]]:
     chance = random.Random(f"{tier}/{seed}")
     storage = place / "storage"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    if tier == "storage":
+    if tier == "copies":
+        try:
+            done, answer = copies.trial(
+                place, seed, [data for each in WRITINGS.values() for files in each for data in files.values()],
+                lambda path: save(path, "replicated", replicas=1), lambda path, what: judge(path, True, what, replicas=1),
+            )  # fmt: skip
+        except RuntimeError as failure:
+            return "? ?", [str(failure)], {}
+        return done, answer["wrong"], answer["ends"]
+    if tier != "memory":
         shutil.copytree(source, storage)
         done = damage(storage, older, chance)
-        child = Child(lambda: judge(storage, True, done.split()[1]))
+        if store:
+            store.fill(storage)
+        child = Child(lambda: judge(store.path if store else storage, True, done.split()[1]))
     else:
         done = damage(source / "memory", None, chance)
         child = Child(lambda: judge(source / "storage", False, done.split()[1]), kept=source / "memory")
@@ -245,13 +264,17 @@ def main(arguments: list[str]) -> int:
 def campaign(tier: str, trials: int, first: int) -> int:
     """Returns how many trials were wrong."""
     begun, ends, kinds, failed = time.monotonic(), collections.Counter(), collections.Counter(), 0
-    with tempfile.TemporaryDirectory(prefix="corruption-") as name:
-        place = Path(name)
+    with tempfile.TemporaryDirectory(prefix="corruption-") as name, contextlib.ExitStack() as stack:
+        place, store = Path(name), None
         if tier == "storage":
-            Child(lambda: save(place / "pristine", True, place / "older")).end()
+            Child(lambda: save(place / "pristine", "durable", lambda: shutil.copytree(place / "pristine", place / "older"))).end()
+        elif tier in ("gs", "s3"):
+            store = stack.enter_context(contextlib.closing(objects.Objects(tier)))
+            Child(lambda: save(store.path, "durable", lambda: store.dump(place / "older"))).end()
+            store.dump(place / "pristine")
         for seed in range(first * 1_000_000, first * 1_000_000 + trials):
-            source = place / "pristine" if tier == "storage" else remembered(place / f"memory-{seed}")
-            done, wrong, each = trial(tier, source, place / "older", seed, place / "trial")
+            source = remembered(place / f"memory-{seed}") if tier == "memory" else place / "pristine"
+            done, wrong, each = trial(tier, source, place / "older", seed, place / "trial", store)
             if tier == "memory":
                 shutil.rmtree(source, ignore_errors=True)
             ends.update(each)
@@ -269,7 +292,7 @@ def remembered(place: Path) -> Path:
     """Leaves the memory of an agent that was killed with versions that storage does not have."""
     place.mkdir(parents=True)
     (place / "memory").mkdir()
-    Child(lambda: save(place / "storage", False), kept=place / "memory").end()
+    Child(lambda: save(place / "storage", "committed"), kept=place / "memory").end()
     return place
 
 

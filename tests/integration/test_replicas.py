@@ -201,6 +201,27 @@ def test_a_lost_node_loads_its_newest_version_from_its_peers_memory(world):
     assert "peer" in json.loads(report)["source"]
 
 
+# fault (Storage): A file of a version has rotted in storage, and only another node's memory has its bytes.
+# result: `nebula verify --repair` on a node of the job writes them again.
+def test_a_file_that_has_rotted_is_repaired_from_a_peers_memory(world):
+    world.holder("b")
+    a = world.node("a")
+    job = a.start("first()\ncopied(save(1)).wait('durable', 30)\nsay('there'); sys.stdin.readline()")
+    assert job.stdout.readline() == "there\n", job.stderr.read() if job.poll() else a.log
+    a.lose(job)
+    file = world.persist / "global_step1" / "model.pt"
+    sound = file.read_bytes()
+    file.write_bytes(sound[:500_000] + b"rot" + sound[500_003:])
+    job = a.start("nm.list_checkpoints(); say('there'); sys.stdin.readline()")
+    assert job.stdout.readline() == "there\n"
+    command = [os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path(), "verify", "global_step1", "--repair", "--json", "--path", str(world.persist)]
+    done = subprocess.run(command, env=a.environment, capture_output=True, text=True, timeout=60, check=False)
+    job.kill()
+    assert done.returncode == 0, done.stdout + done.stderr + a.log
+    assert [one["repaired"] for one in json.loads(done.stdout)["versions"][0]["files"]] == ["memory"]
+    assert file.read_bytes() == sound
+
+
 RANK = """
 def save(step):
     ckpt = nm.Checkpoint(f"global_step{step}", -2)

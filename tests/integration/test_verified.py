@@ -130,6 +130,41 @@ def test_damaged_files_are_repaired_from_another_storage(run, four, each_storage
     assert run("verify", "global_step1", "--repair", "--from", other, "--path", four).returncode == 1
 
 
+# fault (Storage): A manifest or a record has rotted in storage, and another storage has the version.
+# result: `nebula verify --repair --from` writes it again. A record must be the one that the manifest names, and a manifest is taken only if the index
+# says that the other storage has that version.
+def test_damaged_manifests_and_records_are_repaired_from_another_storage(run, four, each_storage):
+    assert run("copy", four, each_storage, "--all").returncode == 0
+    (record,) = (four / "global_step1/.nebula").glob("*.record-*")
+    (lost,) = (four / "global_step2/.nebula").glob("*.record-*")
+    (manifest,) = (four / "global_step3/.nebula").glob("manifest-*")
+    sound = record.read_bytes(), lost.read_bytes()
+    spoil(record)
+    lost.unlink()
+    spoil(manifest)
+    before = listed(run, four)
+    assert run("verify", "--all", "--repair", "--path", four).returncode == 1, "no source is named"
+    done = run("verify", "--all", "--repair", "--from", each_storage, "--path", four, "--json")
+    told = json.loads(done.stdout)
+    assert done.returncode == 0 and told["ok"], done
+    repaired = [version["tag"] for version in told["versions"] for document in version["documents"] if "repaired" in document]
+    assert sorted(repaired) == ["global_step1", "global_step2", "global_step3"]
+    assert (record.read_bytes(), lost.read_bytes()) == sound
+    assert list(listed(run, four)) == list(before), "the order of the versions stays"
+    assert run("verify", "--all", "--path", four).returncode == 0
+
+
+def test_a_manifest_is_not_repaired_from_another_version_of_its_tag(run, four, make, tmp_path):
+    other = tmp_path / "copies"
+    assert run("copy", four, other, "--all").returncode == 0
+    make("global_step4", "a.pt=4000", "b.pt=5000")  # a newer writing
+    (manifest,) = (four / "global_step4/.nebula").glob("manifest-*")
+    spoil(manifest)
+    kept = manifest.read_bytes()
+    assert run("verify", "--all", "--repair", "--from", other, "--path", four).returncode == 1
+    assert manifest.read_bytes() == kept
+
+
 @pytest.mark.parametrize("words", [["--rate", "0"], ["--rate", "x"], ["--every", "x"], ["--from", "/tmp"], ["--every", "7d", "--all"]])
 def test_a_wrong_scrub_is_a_wrong_command_line(run, four, words):
     assert run("verify", *words, "--path", four).returncode == 2

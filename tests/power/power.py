@@ -269,6 +269,50 @@ def copy(job: Trainer) -> None:
     job.storage = "a"
 
 
+RANK = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "power"}
+
+
+def _second_node(path: Path, orders: int, answers: int) -> None:
+    os.environ |= {**RANK, "RANK": "1", "NEBULA_NODE_ID": "b"}
+    nm.init(str(path), "1h", 16, keep_last=2)
+    with os.fdopen(orders) as lines, os.fdopen(answers, "w", buffering=1) as told:
+        for line in lines:
+            tag, writing = line.split()
+            checkpoint = nm.Checkpoint(tag, -2)
+            checkpoint.save_bytes("rank1", content(tag, int(writing), "rank1", 100_000))
+            assert checkpoint.commit()
+            print("committed", file=told)
+
+
+def nodes(job: Trainer) -> None:
+    """Two nodes, each with an agent of its own, write each version together. Both lose power at the same moment."""
+    (theirs, orders), (answers, told) = os.pipe(), os.pipe()
+
+    def follow() -> None:
+        os.close(orders)
+        _second_node(job.path, theirs, told)
+
+    other = Child(follow)
+    os.environ |= {**RANK, "RANK": "0", "NEBULA_NODE_ID": "a"}
+    os.close(theirs)
+    job.begin(keep_last=2)
+    with os.fdopen(answers) as lines:
+        for tag, writing in [("global_step1", 0), ("global_step2", 0), ("global_step2", 1), ("global_step3", 0), ("global_step4", 0)]:
+            step = int(tag[-1])
+            if step > 2:
+                job.say("may-go", tag=f"global_step{step - 2}")
+            files = {name: content(tag, writing, name, 100_000) for name in ("rank0", "rank1")}
+            job.say("begun", tag=tag, files={name: digest(data) for name, data in files.items()})
+            os.write(orders, f"{tag} {writing}\n".encode())
+            checkpoint = nm.Checkpoint(tag, -2)
+            assert checkpoint.save_bytes("rank0", files["rank0"]) and checkpoint.commit()
+            assert lines.readline() == "committed\n"
+            checkpoint.wait("durable", WAIT_S)
+            job.say("durable", tag=tag)
+    os.close(orders)
+    other.end()
+
+
 def rendezvous(job: Trainer) -> None:
     """The state of an elastic job in a directory: what is read after the cut is one of the writings."""
     from nebulaml.elastic import store_cells
@@ -350,7 +394,7 @@ def deepspeed(job: Trainer) -> None:
 FRAMEWORKS: dict[str, Callable[[Trainer], None]] = {story.__name__: story for story in (lightning, deepspeed)}
 STORIES: dict[str, Callable[[Trainer], None]] = {
     story.__name__: story
-    for story in (save, ahead, carry, unchanged, retain, prune, thin, pin, publish, copy, rendezvous)
+    for story in (save, ahead, carry, unchanged, retain, prune, thin, pin, publish, copy, nodes, rendezvous)
 }
 
 
@@ -522,7 +566,7 @@ class Child:
         read, write = os.pipe()
         parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self._memory = kept or Path(tempfile.mkdtemp(prefix="nebula-power-", dir=parent))
-        self._runtime = Path(tempfile.mkdtemp(prefix="np-"))
+        self.runtime = Path(tempfile.mkdtemp(prefix="np-"))
         self._is_kept = kept is not None
         self._pid = os.fork()
         if not self._pid:
@@ -536,13 +580,13 @@ class Child:
             for name in [name for name in os.environ if name.startswith("NEBULA_")]:
                 del os.environ[name]
             os.environ |= {
-                "NEBULA_RUNTIME_DIR": str(self._runtime), "NEBULA_MEMORY_DIR": str(self._memory), "NEBULA_AGENT_PATH": NEBULA,
+                "NEBULA_RUNTIME_DIR": str(self.runtime), "NEBULA_MEMORY_DIR": str(self._memory), "NEBULA_AGENT_PATH": NEBULA,
                 "NEBULA_AGENT_LINGER": "20",
             }  # fmt: skip
             try:
                 answer = {"result": call()}
                 if self._is_kept:
-                    kill_agents(self._runtime)
+                    kill_agents(self.runtime)
             except BaseException:
                 answer = {"failure": traceback.format_exc()}
             with os.fdopen(write, "w") as pipe:
@@ -555,10 +599,10 @@ class Child:
         with os.fdopen(self._read) as pipe:
             answer = json.loads(pipe.read() or '{"failure": "the process ended without an answer"}')
         os.waitpid(self._pid, 0)
-        kill_agents(self._runtime)
-        log = self._runtime / "agent.log"
+        kill_agents(self.runtime)
+        log = self.runtime / "agent.log"
         kept = log.read_text() if log.exists() else ""
-        shutil.rmtree(self._runtime, ignore_errors=True)
+        shutil.rmtree(self.runtime, ignore_errors=True)
         if not self._is_kept:
             shutil.rmtree(self._memory, ignore_errors=True)
         if "failure" in answer:

@@ -112,6 +112,47 @@ def test_a_tensor_that_is_not_finite_is_named_once(place, dtype, value, told):
     assert ["'global_step2'" in line and '"bad"' in line for line in told("infinite value")] == [True]
 
 
+# fault: as test_a_version_with_the_values_of_the_one_before_is_told
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_value_that_is_not_finite_is_found_in_files_of_dcp_and_in_safetensors(place, dtype, told):
+    import torch.distributed.checkpoint as dcp
+    from nebulaml.dcp import NebulaStorageWriter
+
+    nm.init(str(place.storage), 0, 2)
+    good, bad = torch.ones(1001, dtype=dtype), torch.ones(1001, dtype=dtype)
+    bad[7] = float("inf")
+
+    def plain(tensor: torch.Tensor) -> bytes:  # safetensors
+        parts = {"first": torch.ones(3, dtype=torch.int32), "layer.weight": tensor}
+        offsets, at = {}, 0
+        for name, one in parts.items():
+            kind = {torch.int32: "I32", torch.float32: "F32", torch.bfloat16: "BF16"}[one.dtype]
+            offsets[name] = {"dtype": kind, "shape": list(one.shape), "data_offsets": [at, at := at + one.nbytes]}
+        head = json.dumps({"__metadata__": {"format": "pt"}, **offsets}).encode()
+        return len(head).to_bytes(8, "little") + head + b"".join(bytes(one.view(torch.uint8).numpy()) for one in parts.values())
+
+    def save_plain(step: int, tensor: torch.Tensor) -> None:
+        with nm.Checkpoint(f"global_step{step}") as checkpoint:
+            checkpoint.save_bytes("model.safetensors", plain(tensor))
+        checkpoint.wait("durable", 60)
+
+    def save_dcp(step: int, tensor: torch.Tensor) -> None:
+        writer = NebulaStorageWriter(str(place.storage / f"global_step{step}"))
+        dcp.save({"a": good, "w": tensor, "z": good, "step": step}, storage_writer=writer, no_dist=True)
+        nm.flush_persistence(timeout=60)
+
+    save_plain(1, good)
+    save_dcp(2, good)
+    assert not told("infinite value")
+    save_plain(3, bad)
+    until(lambda: told("infinite value"), 60, "the event")
+    assert ["'global_step3'" in line and '"layer.weight"' in line for line in told("infinite value")] == [True]
+    save_plain(4, good)
+    save_dcp(5, bad)
+    until(lambda: len(told("infinite value")) == 2, 60, "the event")
+    assert "'global_step5'" in told("infinite value")[1] and "distcp" in told("infinite value")[1]
+
+
 @pytest.mark.parametrize(("choice", "at", "is_found"), [("all", 100_000, True), ("sample", 100_000, False), ("off", 7, False)])
 def test_the_agent_looks_at_as_many_values_as_it_is_set_to(place, monkeypatch, told, choice, at, is_found):
     monkeypatch.setenv("NEBULA_CHECK_VALUES", choice)

@@ -205,7 +205,23 @@ def test_a_key_that_was_removed_is_refused_and_its_versions_can_be_signed_anew(s
         "global_step1": ["unknown"],
         "global_step2": ["trusted", "unknown"],
     }
+    table = nebula("list", "--path", signed.storage).stdout
+    assert f" {before} (not trusted)\n" in table and "SIGNED" in table
     assert f"signed by {before}, which is not trusted here" in nebula("verify", "global_step1", "--path", signed.storage).stdout
+
+
+def test_the_list_shows_who_signed_each_version_and_which_signature_does_not_hold(signed, keys, monkeypatch):
+    def rows(*words: str) -> list[str]:
+        return nebula("list", *words, "--path", signed.storage).stdout.splitlines()
+
+    path = signature(signed, "global_step1")
+    path.write_bytes(path.read_bytes()[:-40] + path.read_bytes()[-39:])
+    trusted = keys.id("key")
+    assert [row.split()[-1] for row in rows() if "global_step" in row] == ["(BAD)", trusted]
+    nebula("sign", "--distrust", trusted)
+    monkeypatch.delenv("NEBULA_SIGN_KEY", raising=False)
+    assert not any("SIGNED" in row for row in rows()), "a user who trusts no key pays no requests"
+    assert sum(trusted in row for row in rows("--signatures")) == 2
 
 
 # fault (Storage): A file of keys is open to others, of another kind, or missing.

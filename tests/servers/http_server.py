@@ -27,6 +27,7 @@ class Handler(BaseHTTPRequestHandler):
     """A subclass has `error` and a method `do` that answers with self.answer or raises Refused."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # head and body are two writes: the second would wait for the client's late acknowledgement
     lock = threading.Lock()
     chance = random.Random(1)
     lost = float(os.environ.get("NEBULA_TEST_LOST", 0))  # so many of all answers get lost after the request was done

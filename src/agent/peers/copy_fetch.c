@@ -34,7 +34,7 @@ static enum nebula_status take_piece(struct peer *peer, uint64_t copy, uint32_t 
                 return status;
         if (peer->header.type == PEER_ANSWER) {
                 status = peer_answer_parse(peer->body, peer->header.size, &answer, error);
-                return status ? status : error_set(error, NEBULA_NOT_FOUND, 0, "%s", answer.message);
+                return status ? status : error_set(error, answer.status == NEBULA_CORRUPT ? NEBULA_CORRUPT : NEBULA_NOT_FOUND, 0, "%s", answer.message);
         }
         if (peer->header.type != PEER_DATA || peer->data.copy != copy || peer->data.file != file || peer->data.offset != offset ||
             peer_take_size(peer) != (left < PEER_PIECE_BYTES ? left : PEER_PIECE_BYTES))
@@ -137,6 +137,8 @@ enum nebula_status replica_fetch(struct catalogue *catalogue, struct job *job, c
                                           error ? error->message : "");
                 }
                 free(places);
+                if (status == NEBULA_CORRUPT)
+                        replica_forget(replica, job); /* that peer drops the copy */
         }
         return status;
 }

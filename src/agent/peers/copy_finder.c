@@ -42,8 +42,8 @@ void replica_forget(struct replica *replica, const struct job *job)
         lock_give(&replica->peer_copies_lock);
 }
 
-static enum nebula_status ask_listing(const struct member *member, const struct tls_key *key, const struct peer_hello *hello,
-                                      uint64_t own_nonce, struct peer_listing *ret_listing, struct nebula_error *error)
+static enum nebula_status ask_listing_once(const struct member *member, const struct tls_key *key, const struct peer_hello *hello,
+                                           uint64_t own_nonce, struct peer_listing *ret_listing, struct nebula_error *error)
 {
         struct peer *peer;
         enum nebula_status status = peer_open(member, key, hello, &peer, error);
@@ -63,6 +63,19 @@ static enum nebula_status ask_listing(const struct member *member, const struct 
                 status = peer_listing_parse(peer->body, peer->header.size, ret_listing, error);
         peer_free(peer);
         return status;
+}
+
+/* A connection that breaks must not cost all copies of a node: the job would go on from an older version. A node that is gone is asked once, as
+ * that takes time. */
+static enum nebula_status ask_listing(const struct member *member, const struct tls_key *key, const struct peer_hello *hello,
+                                      uint64_t own_nonce, struct peer_listing *ret_listing, struct nebula_error *error)
+{
+        int64_t begun_ns = os->now_ns();
+        enum nebula_status status = ask_listing_once(member, key, hello, own_nonce, ret_listing, error);
+
+        if (!status || status == NEBULA_NOT_FOUND || os->now_ns() - begun_ns > SECOND_NS)
+                return status;
+        return ask_listing_once(member, key, hello, own_nonce, ret_listing, error);
 }
 
 struct question {
@@ -131,7 +144,8 @@ static void peer_copies_add(struct peer_copies *peers, const struct question *qu
                 if (!questions[i].status)
                         peers->members[peers->count++] = questions[i].found;
                 else if (questions[i].status != NEBULA_NOT_FOUND)
-                        log_event(LOG_LEVEL_WARN, "the agent could not learn which copies a peer holds: %s", questions[i].error.message);
+                        log_event(LOG_LEVEL_WARN, "the agent could not learn which copies node \"%s\" holds: %s",
+                                  questions[i].name ? questions[i].name : questions[i].replica->node, questions[i].error.message);
         }
 }
 

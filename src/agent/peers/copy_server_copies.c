@@ -86,6 +86,19 @@ void copy_server_copies_free(struct copy_server *server, struct copy *taken)
         }
 }
 
+void copy_server_copy_spoilt(struct copy_server *server, struct copy *copy, size_t file)
+{
+        bool was_dropped;
+
+        lock_take(&server->copy_server_lock);
+        was_dropped = copy->dropped;
+        copy->dropped = true;
+        lock_give(&server->copy_server_lock);
+        if (!was_dropped)
+                log_event(LOG_LEVEL_ERROR, "bytes of \"%s\" of %s have changed in this node's copy for node \"%s\", so the copy goes: test this node's memory",
+                          copy->what.files[file].name, copy->what.tag, copy->what.owner);
+}
+
 void copy_server_copy_read(struct copy_server *server, struct copy *copy)
 {
         struct copy *taken;
@@ -228,7 +241,7 @@ bool copy_server_read(struct copy_server *server, const struct job *job, const c
                 is_sound = crc64 == copy->chunks[file][at / PEER_PIECE_BYTES];
         }
         if (copy && !is_sound)
-                log_event(LOG_LEVEL_ERROR, "\"%s\" of %s is damaged in this node's copy for node \"%s\"", name, tag, copy->what.owner);
+                copy_server_copy_spoilt(server, copy, file);
         if (copy)
                 copy_server_copy_read(server, copy);
         return is_sound;

@@ -98,6 +98,9 @@ void copy_server_copies_free(struct copy_server *server, struct copy *taken);
 /* The thread that has raised copy->users reads it no more. */
 void copy_server_copy_read(struct copy_server *server, struct copy *copy);
 
+/* Bytes of a copy that the caller reads have changed: nobody finds it any more. */
+void copy_server_copy_spoilt(struct copy_server *server, struct copy *copy, size_t file);
+
 /* Drops a copy that has not arrived whole. */
 void copy_server_drop_incoming(struct visitor *visitor);
 

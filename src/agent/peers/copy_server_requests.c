@@ -8,6 +8,7 @@
 #include "agent/peers/copy_server_private.h"
 #include "agent/restore/restore.h"
 #include "base/error.h"
+#include "sum/sum.h"
 
 static enum nebula_status serve_offer(struct visitor *visitor, struct nebula_error *error)
 {
@@ -199,6 +200,25 @@ static bool copy_piece(struct visitor *visitor, const struct peer_fetch *fetch, 
         return true;
 }
 
+/* Without this, each reader would find the damaged copy again, and no reader an older version. */
+static bool is_spoilt(struct visitor *visitor, const struct peer_fetch *fetch, struct copy *copy, const struct piece *piece)
+{
+        struct catalogue *catalogue = visitor->server->catalogue;
+
+        if (sum_crc64(0, piece->bytes, piece->size) == piece->crc64)
+                return false;
+        if (copy) {
+                copy_server_copy_spoilt(visitor->server, copy, fetch->file);
+                return true;
+        }
+        catalogue_lock(catalogue); /* a version of this node: it leaves memory when it is compared */
+        visitor->own.image->scrubbed_ns = 0;
+        visitor->own.image->scrub_next = 0;
+        catalogue_signal(catalogue);
+        catalogue_unlock(catalogue);
+        return true;
+}
+
 static enum nebula_status serve_fetch(struct visitor *visitor, struct nebula_error *error)
 {
         struct peer *peer = visitor->peer;
@@ -211,8 +231,11 @@ static enum nebula_status serve_fetch(struct visitor *visitor, struct nebula_err
                 return status;
         if (!copy_piece(visitor, &fetch, &copy, &piece) && !copy_server_own_piece(visitor, &fetch, &piece))
                 return peer_send_answer(peer, NEBULA_NOT_FOUND, "there is no such piece here any more", error);
-        status = peer_send_data(peer, &(struct peer_data){ .copy = fetch.copy, .file = fetch.file, .offset = fetch.offset, .crc64 = piece.crc64 },
-                                piece.bytes, piece.size, error);
+        if (is_spoilt(visitor, &fetch, copy, &piece))
+                status = peer_send_answer(peer, NEBULA_CORRUPT, "its bytes have changed in the memory of that node", error);
+        else
+                status = peer_send_data(peer, &(struct peer_data){ .copy = fetch.copy, .file = fetch.file, .offset = fetch.offset, .crc64 = piece.crc64 },
+                                        piece.bytes, piece.size, error);
         if (copy)
                 copy_server_copy_read(visitor->server, copy);
         return status;

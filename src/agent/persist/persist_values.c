@@ -2,10 +2,14 @@
  * Looks at the values of a version while its images are mapped for storage: whether they are those of the version before, and whether a float tensor has
  * a NaN or an infinite value. A job that trains on after either has lost time that a program's own log often does not show.
  *
+ * It knows torch files, DCP's files, which are torch files one after the other, and safetensors. Of other bytes nothing says which are floats.
+ *
  * A directory of a torch file has the CRC-32 of each storage, so the first question costs no read of the values. The second one reads a sample: a NaN spreads
  * to whole tensors within a step.
  */
+#include <endian.h>
 #include <inttypes.h>
+#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +22,9 @@
 #include "sum/sum.h"
 
 #define COUNTS_BYTES (64u << 10) /* a smaller file may hold a step, random numbers or a place in the data: it says nothing about the model */
+
+#define SAFETENSORS_HEAD_MAX (100u << 20) /* the format's own bound */
+#define ITEMS_MAX 1000000u                /* torch files in one of DCP's */
 
 struct look {
         struct plan *plan;
@@ -57,24 +64,80 @@ static void sum_file(struct plan_values *values, const struct plan_file *file, c
         free(entries);
 }
 
-static void find_not_finite(struct look *look)
+static void judge(struct look *look, const char *name, const void *data, uint64_t size, enum torch_dtype dtype)
 {
         struct plan_values *values = &look->plan->values;
-        struct torch_tensors tensors;
         bool reads_all = look->plan->catalogue->check_values == CATALOGUE_VALUES_ALL;
 
-        if (*values->tensor || !look->file->is_zip || torch_tensors_find(look->data, look->file->size, &tensors, NULL))
+        if (*values->tensor || (reads_all ? finite_all : finite_sample)(data, size, dtype))
                 return;
-        for (size_t i = 0; i < tensors.count && !*values->tensor; i++) {
-                const struct torch_tensor *tensor = &tensors.list[i];
-                uint64_t size = tensor->elements * torch_dtype_size(tensor->dtype);
+        if (*name)
+                snprintf(values->tensor, sizeof values->tensor, "%s", name);
+        else /* an item of DCP: its name is in another file */
+                snprintf(values->tensor, sizeof values->tensor, "at byte %" PRIu64, (uint64_t)((const char *)data - (const char *)look->data));
+        snprintf(values->file, sizeof values->file, "%s", look->file->name);
+}
 
-                if (tensor->is_contiguous && !(reads_all ? finite_all : finite_sample)((const char *)look->data + tensor->offset, size, tensor->dtype)) {
-                        snprintf(values->tensor, sizeof values->tensor, "%s", tensor->name);
-                        snprintf(values->file, sizeof values->file, "%s", look->file->name);
-                }
+static void judge_torch(struct look *look, const void *data, uint64_t size)
+{
+        struct torch_tensors tensors;
+
+        if (torch_tensors_find(data, size, &tensors, NULL))
+                return;
+        for (size_t i = 0; i < tensors.count; i++) {
+                const struct torch_tensor *tensor = &tensors.list[i];
+
+                if (tensor->is_contiguous)
+                        judge(look, tensor->name, (const char *)data + tensor->offset, tensor->elements * torch_dtype_size(tensor->dtype), tensor->dtype);
         }
         torch_tensors_done(&tensors);
+}
+
+/* {"name": {"dtype": "F32", "shape": [...], "data_offsets": [first, end]}, ...}, after 8 bytes with its size. */
+static void judge_safetensors(struct look *look)
+{
+        static const struct { const char *name; enum torch_dtype dtype; } types[] = {
+                { "F64", TORCH_F64 }, { "F32", TORCH_F32 }, { "F16", TORCH_F16 }, { "BF16", TORCH_BF16 }, { "F8_E5M2", TORCH_F8_E5M2 },
+                { "F8_E4M3", TORCH_F8_E4M3 }, { "C64", TORCH_C64 },
+        };
+        const char *bytes = look->data, *name;
+        uint64_t head, room, size = look->file->size;
+        json_t *body = NULL, *one;
+
+        if (size < 10 || bytes[8] != '{')
+                return;
+        memcpy(&head, bytes, sizeof head);
+        head = le64toh(head);
+        if (head <= size - 8 && head <= SAFETENSORS_HEAD_MAX)
+                body = json_loadb(bytes + 8, head, JSON_ALLOW_NUL, NULL);
+        room = size - 8 - head;
+        json_object_foreach(body, name, one) {
+                const json_t *offsets = json_object_get(one, "data_offsets"), *type = json_object_get(one, "dtype");
+                json_int_t first = json_integer_value(json_array_get(offsets, 0)), end = json_integer_value(json_array_get(offsets, 1));
+
+                for (size_t i = 0; i < sizeof types / sizeof *types && json_is_string(type); i++)
+                        if (!strcmp(json_string_value(type), types[i].name) && first >= 0 && first <= end && (uint64_t)end <= room)
+                                judge(look, name, bytes + 8 + head + first, (uint64_t)(end - first), types[i].dtype);
+        }
+        json_decref(body);
+}
+
+static void find_not_finite(struct look *look)
+{
+        uint64_t end = look->file->size, begin;
+
+        if (*look->plan->values.tensor)
+                return;
+        if (look->file->is_zip) {
+                judge_torch(look, look->data, end);
+                return;
+        }
+        for (size_t i = 0; i < ITEMS_MAX && end && zip_find_last(look->data, end, &begin); i++) {
+                judge_torch(look, (const char *)look->data + begin, end - begin);
+                end = begin;
+        }
+        if (end == look->file->size)
+                judge_safetensors(look);
 }
 
 static void look_at(void *argument)

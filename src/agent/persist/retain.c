@@ -10,6 +10,7 @@
 #include "agent/persist/persist_private.h"
 #include "agent/persist/retain.h"
 #include "agent/persist/slots_private.h"
+#include "agent/pulse/hang_news.h"
 #include "base/error.h"
 #include "image/image.h"
 #include "os/os.h"
@@ -20,7 +21,7 @@
 #include "store/scan.h"
 #include "store/tag_log.h"
 
-#define REMOVALS_MAX 256 /* after so many, their numbers in the storage path are swept */
+#define REMOVALS_MAX 256 /* after so many, their numbers in the storage path are swept, and old news of hangs */
 #define FORGET_AT 16 /* so many versions that another node's agent should have removed are looked up together */
 #define PUT_BACK_MAX 100 /* half removed versions that are remembered; a sweep of a later agent finds the others */
 
@@ -288,13 +289,14 @@ static enum nebula_status remove_some(struct catalogue *catalogue, struct job *j
         return NEBULA_OK;
 }
 
-/* An agent that writes for months opens the path, and sweeps it, only once. */
-static void sweep_numbers(struct job *job, struct store *store)
+/* What a person or another node may want for a week. An agent that writes for months opens the path, and sweeps it, only once. */
+static void sweep_rests(struct job *job, struct store *store)
 {
         if (job->storage->removals < REMOVALS_MAX)
                 return;
         job->storage->removals = 0;
         tag_log_sweep(store, TAG_LOG_REST_NS, NULL);
+        hang_news_sweep(store, HANG_NEWS_REST_NS, NULL);
 }
 
 enum nebula_status storage_retain(struct catalogue *catalogue, struct job *job, bool *ret_has_more, struct nebula_error *error)
@@ -324,7 +326,7 @@ enum nebula_status storage_retain(struct catalogue *catalogue, struct job *job, 
         free(dropped.tags);
         if (!status && is_remover && !*ret_has_more)
                 status = retain_items(catalogue, job, store, ret_has_more, error);
-        sweep_numbers(job, store);
+        sweep_rests(job, store);
         return status;
 }
 

@@ -26,6 +26,14 @@ static enum nebula_status key_of(const char *node, char key[KEY_SIZE], struct ne
         return status;
 }
 
+enum nebula_status hang_news_sweep(struct store *store, int64_t age_ns, struct nebula_error *error)
+{
+        int64_t now_ns;
+        enum nebula_status status = store->ops->clock(store, &now_ns, error);
+
+        return status ? status : store_remove_before(store, PREFIX, now_ns - age_ns, error);
+}
+
 enum nebula_status hang_news_tell(struct store *store, const struct hang_news *own, struct nebula_error *error)
 {
         char key[KEY_SIZE], *text = NULL;

@@ -25,6 +25,9 @@ struct hang_news {
         char phase[64];
 };
 
+/* Removes the documents that are so old. */
+#define HANG_NEWS_REST_NS (7 * 86400 * INT64_C(1000000000))
+enum nebula_status hang_news_sweep(struct store *store, int64_t age_ns, struct nebula_error *error);
 enum nebula_status hang_news_tell(struct store *store, const struct hang_news *own, struct nebula_error *error);
 /*
  * Waits until the nodes of all `world` ranks have reported, but no longer than wait_ms, and returns the rank that lags behind most. `fresh_ns`: how much

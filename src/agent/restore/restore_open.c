@@ -150,7 +150,7 @@ static enum nebula_status read_back(struct catalogue *catalogue, struct job *job
         status = manifest_read_file(store, &manifest, &file, data, error);
         image->vouched = file.is_signed;
         end_image(catalogue, image, status, false, ret_image);
-        if (!status) {
+        if (!status || status == NEBULA_CORRUPT) { /* what it should be */
                 *ret_file = file;
                 memset(&file, 0, sizeof file);
         }
@@ -227,6 +227,7 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
         struct wanted wanted;
         uint64_t size;
         int64_t until_ns;
+        bool is_spoilt = false;
         enum nebula_status status = NEBULA_NOT_FOUND;
 
         until_ns = os->now_ns() + READING_NS + (int64_t)(file->size / READING_BYTES_PER_S) * SECOND_NS;
@@ -247,6 +248,7 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
                 struct nebula_error failure = { 0 };
 
                 status = read_remote(catalogue, version->job, version, name, size, &image, &failure);
+                is_spoilt = status == NEBULA_CORRUPT;
                 if (status && error)
                         *error = failure;
                 if (status)
@@ -255,11 +257,19 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
         }
         if (status && (!version->is_remote || version->job->persist_path[0]))
                 status = read_back(catalogue, version->job, &wanted, &image, &stored, error);
+        if (status == NEBULA_CORRUPT && !version->is_remote && version->job->settings.replica_count && *stored.name &&
+            storage_policy(catalogue, version->job) != TRUST_REQUIRE && !read_remote(catalogue, version->job, version, name, stored.size, &image, NULL)) {
+                log_event(LOG_LEVEL_WARN, "\"%s\" of %s is damaged in storage, and another node's memory has its bytes: repair it with `nebula verify --repair`", name, version->tag);
+                status = NEBULA_OK;
+        }
+        if (is_spoilt && status == NEBULA_NOT_FOUND)
+                status = error_set(error, NEBULA_CORRUPT, 0, "\"%.100s\" of checkpoint \"%.150s\" is damaged in the memory of the node that keeps its copy, and "
+                                   "storage does not have this version: look the checkpoint up once more, and an older one is found", name, version->tag);
         catalogue_lock(catalogue);
         file = version_file(version, name);
         file->reading = false;
         if (!status) {
-                if (!image->from_peer) {
+                if (*stored.name) {
                         file->format = stored.is_zip ? IPC_FORMAT_ZIP : IPC_FORMAT_RAW;
                         file->size = stored.size;
                 }

@@ -135,6 +135,25 @@ static enum nebula_status stored_newest(struct store *store, const char *job, bo
         return status;
 }
 
+/* A person who misses a checkpoint sees its files, and not that its manifest was lost. */
+static void say_if_bare(struct store *store, const char *tag)
+{
+        struct store_page page = { 0 };
+        bool is_any = false;
+        char prefix[300];
+
+        if (name_encode(tag, prefix, NULL))
+                return;
+        strcat(prefix, "/");
+        if (!store->ops->list(store, prefix, false, NULL, &page, NULL))
+                for (size_t i = 0; i < page.count; i++)
+                        is_any = is_any || !page.entries[i].is_prefix;
+        if (is_any)
+                log_event(LOG_LEVEL_WARN, "there is no checkpoint \"%s\" in %s: its files are there, but no manifest (.nebula/manifest-*.json). It was never "
+                          "completed, was copied without the manifest, or is not of Nebula", tag, store->root);
+        store_page_done(&page);
+}
+
 static enum nebula_status stored_tag(struct store *store, const struct ipc_find *wanted, const char *job, bool any_job,
                                      struct manifest *ret_manifest, struct nebula_error *error)
 {
@@ -142,6 +161,8 @@ static enum nebula_status stored_tag(struct store *store, const struct ipc_find 
         struct manifest manifest = { 0 };
         enum nebula_status status = manifest_load(store, tag, &manifest, error);
 
+        if (status == NEBULA_NOT_FOUND)
+                say_if_bare(store, tag);
         if (status == NEBULA_NOT_FOUND)
                 return error_set(error, status, 0, "there is no complete checkpoint \"%.200s\" in %.200s", tag, store->root);
         if (status)

@@ -2,6 +2,7 @@
  * A sweep removes the debris of interrupted writings once all of it is old. Objects that a log entry names stay, and so do other
  * programs' objects.
  */
+#include "agent/pulse/hang_news.h"
 #include "store/manifest_keys.h"
 #include "store/manifest_remove.h"
 #include "store/scan.h"
@@ -44,6 +45,14 @@ ON_EACH_STORE(debris_goes_when_it_is_old_and_stays_while_it_is_young)
         CHECK(!has("t/x") && !has("t/y") && has("t/mine") && count_objects("t/") == 1);
         CHECK(holds("whole", "a") && count_objects("whole/") == 3 && !has(".nebula-tmp-1-1") && count_objects("foreign/") == 2);
         CHECK(sweep(ANY_AGE) == 0);
+}
+
+ON_EACH_STORE(what_nodes_told_each_other_of_a_hang_goes_when_it_is_old)
+{
+        have(".nebula/hangs/a.json", "x");
+        have(".nebula/settings-.json", "x");
+        CHECK(!hang_news_sweep(store, HOUR_NS, &error) && has(".nebula/hangs/a.json"));
+        CHECK(!hang_news_sweep(store, ANY_AGE, &error) && !has(".nebula/hangs/a.json") && has(".nebula/settings-.json"));
 }
 
 static bool goes_on(void *argument, const char *key)
@@ -396,7 +405,7 @@ static void a_sweep_of_many_sound_versions_takes_one_list_for_many_of_them(void)
         end_mem();
 }
 
-TAP_MAIN(TEST(a_sweep_of_many_sound_versions_takes_one_list_for_many_of_them), TEST(debris_goes_when_it_is_old_and_stays_while_it_is_young), TEST(a_temporary_object_with_which_the_caller_goes_on_stays), TEST(each_kind_of_debris_goes),
+TAP_MAIN(TEST(a_sweep_of_many_sound_versions_takes_one_list_for_many_of_them), TEST(debris_goes_when_it_is_old_and_stays_while_it_is_young), TEST(what_nodes_told_each_other_of_a_hang_goes_when_it_is_old), TEST(a_temporary_object_with_which_the_caller_goes_on_stays), TEST(each_kind_of_debris_goes),
          TEST(what_the_version_names_stays_whichever_writing_it_is_of), TEST(a_file_in_place_that_is_not_known_to_be_debris_stays),
          TEST(nothing_goes_beside_what_is_young_or_another_users), TEST(a_tag_whose_log_cannot_be_read_is_left_alone),
          TEST(the_versions_before_the_newest_entry_stay_while_its_writer_may_live),

@@ -93,6 +93,53 @@ static void an_old_open_version_is_closed_while_older_ones_are_forgotten(void)
         bench_done(&bench, true);
 }
 
+static void an_open_version_waits_for_a_connected_rank_of_its_job_alone_that_has_not_begun_it(void)
+{
+        for (size_t is_own = 0; is_own < 2; is_own++) {
+                struct session other;
+                struct bench bench;
+                uint64_t id;
+
+                bench_init(&bench, NULL, "");
+                bench.job->settings.world = bench.session.world = 2;
+                other = bench.session;
+                other.nonce = 2;
+                other.rank = 1;
+                other.role = IPC_ROLE_TRAINER;
+                other.connection_count = 1;
+                other.next = NULL;
+                if (!is_own)
+                        other.job = NULL;
+                bench.catalogue.sessions = &other;
+                id = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_OPEN, &bench.error)->id;
+                CHECK(!bench_save(&bench, &id, "a", 1));
+                catalogue_lock(&bench.catalogue);
+                CHECK(!commit_part(&bench.catalogue, &bench.session, catalogue_version(&bench.catalogue, id), &bench.error));
+                CHECK(count_complete(&bench, "t") == !is_own);
+                bench.catalogue.sessions = NULL;
+                catalogue_unlock(&bench.catalogue);
+                bench_done(&bench, true);
+        }
+}
+
+static void a_version_of_all_ranks_waits_for_a_rank_that_has_not_even_connected(void)
+{
+        struct bench bench;
+        uint64_t id;
+
+        for (uint32_t world = 1; world < 3; world++) {
+                bench_init(&bench, NULL, "");
+                bench.job->settings.world = bench.session.world = world;
+                id = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_ALL_RANKS, &bench.error)->id;
+                CHECK(!bench_save(&bench, &id, "a", 1));
+                catalogue_lock(&bench.catalogue);
+                CHECK(!commit_part(&bench.catalogue, &bench.session, catalogue_version(&bench.catalogue, id), &bench.error));
+                CHECK(count_complete(&bench, "t") == (world == 1));
+                catalogue_unlock(&bench.catalogue);
+                bench_done(&bench, true);
+        }
+}
+
 /* Rank 0 and rank 1 have a loan each. Rank 1 saved last, so its loan comes first in the list. */
 static void a_rank_that_ends_is_named_with_the_file_that_it_was_copying(void)
 {
@@ -889,6 +936,8 @@ TAP_MAIN(TEST(files_of_ranks_that_are_no_more_do_not_carry_over), TEST(files_of_
          TEST(a_failed_removal_by_retention_is_tried_again_after_the_next_version),
          TEST(rules_that_could_not_be_applied_stay_due),
          TEST(a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts),
+         TEST(a_version_of_all_ranks_waits_for_a_rank_that_has_not_even_connected),
+         TEST(an_open_version_waits_for_a_connected_rank_of_its_job_alone_that_has_not_begun_it),
          TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
          TEST(a_rank_that_ends_is_named_with_the_file_that_it_was_copying),
          TEST(a_version_that_another_node_let_go_keeps_its_images_while_they_are_read),
