@@ -167,7 +167,7 @@ class Publisher:
     # -- the maker
 
     def _hand_over(self) -> None:
-        """Gives the maker the requests that it lacks. Their snapshots are still in memory. A request that two makers have died of is given up."""
+        """Gives the maker the requests that it lacks. One that two makers have died of is given up. The snapshots are still in memory."""
         for _ in range(MAKERS):
             try:
                 maker = self._started() if self._requests else None
