@@ -75,6 +75,27 @@ def test_an_open_ended_version_does_not_wait_for_ever_for_ranks_that_never_begin
     assert [file["rank"] for file in world.manifest("open")["files"]] == [0]
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_save_that_came_too_late_for_an_open_ended_version_is_not_mixed_with_the_next_writing(world, lost):
+    ranks = world.start({"a": [0], "b": [1]}, "r1")
+    for rank in ranks:
+        rank.ask("save", "last", OPEN, 1, 10_000, "first")
+    together(ranks, "wait", "last", "durable", 30)
+    ranks[0].ask("save", "last", OPEN, 1, 10_000, "second")
+    ranks[0].ask("wait", "last", "durable", 30)
+    if lost:  # its next agent finds in storage the writing that its rank has no part in
+        world.lose_memory("b")
+        assert ranks[1].ask("find", "last")
+    ranks[1].ask("save", "last", OPEN, 1, 10_000, "second")
+    ranks[0].ask("save", "last", OPEN, 1, 10_000, "third")
+    with pytest.raises(RankFailed, match="came too late"):
+        ranks[1].ask("wait", "last", "durable", 30)
+    ranks[1].ask("save", "last", OPEN, 1, 10_000, "third")
+    together(ranks, "wait", "last", "durable", 30)
+    names = {f"r{rank}-0.bin": digest("last", rank, writing="third") for rank in range(2)}
+    assert ranks[0].ask("load", "last", list(names)) == names
+
+
 def test_a_tag_written_twice_is_two_versions_on_all_nodes(world):
     ranks = world.start(TWO, "r1")
     for turn in ("first", "second"):

@@ -298,7 +298,7 @@ void policy_make_way(struct catalogue *catalogue, const struct version *version)
         if (version->file_count || version->loans)
                 return;
         for (const struct version *other = job->live; other; other = other->next_live)
-                held += other->in_memory && lifecycle_complete(other->life.state);
+                held += other->in_memory && (lifecycle_complete(other->life.state) || other->failed_by_storage);
         if (held > older)
                 job->late_saves = LATE_SAVES;
         else if (job->late_saves)

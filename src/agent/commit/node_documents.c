@@ -103,7 +103,8 @@ static bool lists_any(const struct committed *committed, const struct captured *
 }
 
 /* The later writings come last, but for the length of their numbers. One that was given up may be the present one, and does not count. */
-enum nebula_status world_count_writings(struct store *store, const struct captured *own, uint64_t *ret_count, struct nebula_error *error)
+enum nebula_status world_count_writings(struct store *store, const struct captured *own, uint64_t *ret_count, uint64_t *ret_without,
+                                        struct nebula_error *error)
 {
         char prefix[ANNOUNCE_PATH_MAX], key[MANIFEST_KEY_MAX];
         struct store_list list;
@@ -115,10 +116,11 @@ enum nebula_status world_count_writings(struct store *store, const struct captur
                 status = store_list_all(store, key, false, &list, error);
         if (status)
                 return status;
-        *ret_count = 0;
+        *ret_count = *ret_without = 0;
         for (size_t i = 0; i < list.count && !status; i++) {
                 struct announce_name name;
                 struct committed committed;
+                bool is_of_run;
 
                 if (!announce_name_parse(strrchr(list.entries[i].key, '/') + 1, &name) || name.number <= *ret_count)
                         continue;
@@ -129,8 +131,11 @@ enum nebula_status world_count_writings(struct store *store, const struct captur
                 }
                 if (status)
                         break;
-                if (!strcmp(committed.of.job, own->of.job) && !strcmp(committed.of.run, own->of.run) && lists_any(&committed, own))
+                is_of_run = !strcmp(committed.of.job, own->of.job) && !strcmp(committed.of.run, own->of.run);
+                if (is_of_run && lists_any(&committed, own))
                         *ret_count = name.number;
+                else if (is_of_run && !*committed.given_up && name.number > *ret_without)
+                        *ret_without = name.number;
                 committed_done(&committed);
         }
         store_list_done(&list);

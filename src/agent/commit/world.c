@@ -241,6 +241,22 @@ static void storage_trouble(struct catalogue *catalogue, struct version *version
         look_again(version, os->now_ns());
 }
 
+/* Whether ranks of this node took part in that writing of the version's tag, or in a later one before it. */
+static bool took_part(const struct version *version, uint64_t writing)
+{
+        for (const struct version *older = version->next; older; older = older->next)
+                if (older->part_count && older->writing >= writing && !strcmp(older->tag, version->tag) && !strcmp(older->run, version->run))
+                        return true;
+        return false;
+}
+
+/* A save that the last open-ended writing did not wait for is of that one, though this agent has learned from storage that it is durable: with the
+ * next one it would be mixed with later saves of the other nodes. */
+static bool came_too_late(const struct version *version, uint64_t count, uint64_t without)
+{
+        return version->file_goal == NEBULA_FILES_OPEN && without > count && version->writing == without + 1 && !took_part(version, without);
+}
+
 /*
  * Before the first announcement. A commit with ranks of this node, of which this version has not been announced, is of an earlier writing. This
  * agent may not know that writing if an agent before it made it. Other nodes count it, too. Lock held; released meanwhile.
@@ -249,7 +265,7 @@ static enum nebula_status count_writings(struct catalogue *catalogue, struct ver
 {
         struct captured own;
         struct store *store;
-        uint64_t before = version->writing, count = 0;
+        uint64_t before = version->writing, count = 0, without = 0;
         enum nebula_status status;
 
         if (version->nodes->is_counted || version->adopted)
@@ -259,7 +275,7 @@ static enum nebula_status count_writings(struct catalogue *catalogue, struct ver
         catalogue_unlock(catalogue);
         status = storage_open(catalogue, version->job, &store, error);
         if (!status)
-                status = world_count_writings(store, &own, &count, error);
+                status = world_count_writings(store, &own, &count, &without, error);
         captured_done(&own);
         catalogue_lock(catalogue);
         version->pins--;
@@ -268,8 +284,10 @@ static enum nebula_status count_writings(struct catalogue *catalogue, struct ver
         version->nodes->is_counted = true;
         if (count >= version->writing)
                 version->writing = count + 1;
+        if (came_too_late(version, count, without))
+                version->writing = without;
         for (const struct version *older = version->next; older; older = older->next)
-                if (!older->is_remote && older->writing >= version->writing && !strcmp(older->tag, version->tag) && !strcmp(older->run, version->run))
+                if (older->part_count && older->writing >= version->writing && !strcmp(older->tag, version->tag) && !strcmp(older->run, version->run))
                         version->writing = older->writing + 1;
         if (version->writing != before)
                 version_mark(catalogue, version);

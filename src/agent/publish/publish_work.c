@@ -220,6 +220,16 @@ static void end_removal(struct catalogue *catalogue, struct job *job, struct pub
                 removal->state = PUBLISH_DONE;
 }
 
+/* A version that was open when its publish was requested had no sequence. The next agent may not know it any more, and finds it in storage by that. */
+static void note_version(struct catalogue *catalogue, const struct job *job, struct publish *publish, const struct version *version)
+{
+        if (!version || !version->sequence || publish->taken || (publish->version_id == version->id && publish->sequence == version->sequence))
+                return;
+        publish->version_id = version->id;
+        publish->sequence = version->sequence;
+        publish_keep_list(catalogue, job);
+}
+
 static void run_one(struct catalogue *catalogue, struct job *job, struct publish *publish)
 {
         struct version *version = publish->kind == PUBLISH_REMOVAL ? NULL : catalogue_version(catalogue, publish->version_id);
@@ -230,15 +240,11 @@ static void run_one(struct catalogue *catalogue, struct job *job, struct publish
         uint64_t sequence = 0;
         enum nebula_status status;
 
-        if (heir) {
-                version = heir;
-                publish->version_id = heir->id;
-        }
+        version = heir ? heir : version;
+        note_version(catalogue, job, publish, version);
         status = refuse(version, &error);
-        if (version) {
-                publish->sequence = version->sequence;
+        if (version)
                 version->pins++;
-        }
         if (!status && !publish->taken)
                 status = in_file_systems(catalogue, job, publish, tag, &sequence, &there, &error);
         if (version)
@@ -262,6 +268,9 @@ static void run_one(struct catalogue *catalogue, struct job *job, struct publish
 
 bool publish_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, int64_t *due)
 {
+        for (struct publish *publish = job->publishes; publish; publish = publish->next)
+                if (publish->state == PUBLISH_PENDING)
+                        note_version(catalogue, job, publish, catalogue_version(catalogue, publish->version_id));
         for (struct publish *publish = job->publishes; publish; publish = publish->next) {
                 if (!publish_can_happen(catalogue, job, publish))
                         continue;

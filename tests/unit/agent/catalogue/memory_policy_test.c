@@ -521,6 +521,30 @@ static void a_save_takes_the_memory_of_the_version_before_if_storage_has_it_and_
         save_after(false, false, true);
 }
 
+/* A job whose storage refuses has its other nodes alone: one may be lost before its peers have the newest version. */
+static void the_version_before_stays_beside_the_newest_while_storage_refuses_all(void)
+{
+        struct version *version;
+        char directory[256], tag[32];
+        struct bench bench;
+
+        test_dir_make(directory);
+        bench_init(&bench, NULL, directory);
+        for (unsigned i = 0; i < 20; i++) {
+                snprintf(tag, sizeof tag, "step%u", i);
+                version = bench_version(&bench, tag, i + 1, 0);
+                REQUIRE(version && version_whole_in_memory(version));
+                CHECK(in_memory(&bench) == (i ? 2 : 1));
+                catalogue_lock(&bench.catalogue);
+                version_fail(&bench.catalogue, version, NEBULA_STORAGE, "storage refuses");
+                policy_retain(&bench.catalogue, bench.job);
+                catalogue_unlock(&bench.catalogue);
+                CHECK(version->failed_by_storage && in_memory(&bench) == (i ? 2 : 1));
+        }
+        bench_done(&bench, true);
+        test_dir_remove(directory);
+}
+
 /* Makes a spare image, as the page maker does. */
 static bool make_spare(struct bench *bench, uint64_t capacity)
 {
@@ -749,6 +773,7 @@ TAP_MAIN(TEST(for_a_foretold_file_there_are_images_of_two_versions_until_the_fir
          TEST(with_one_version_in_retention_only_the_newest_and_what_storage_lacks_take_memory),
          TEST(images_of_late_saves_serve_again_and_go_when_storage_keeps_up),
          TEST(a_save_takes_the_memory_of_the_version_before_if_storage_has_it_and_no_reader),
+         TEST(the_version_before_stays_beside_the_newest_while_storage_refuses_all),
          TEST(a_file_takes_the_memory_that_it_needs), TEST(small_images_serve_again_and_take_a_page_each),
          TEST(a_version_of_more_files_than_there_are_descriptors_is_saved_persisted_and_taken_over),
          TEST(memfds_for_which_there_are_no_descriptors_fail_their_version_alone),

@@ -120,6 +120,11 @@ static int refuse_first(const char *from, const char *to)
         return strcmp(to, at("1")) ? os_linux.rename(from, to) : -ENOSPC;
 }
 
+static int refuse_all(const char *from, const char *to)
+{
+        return strncmp(to, out, strlen(out)) ? os_linux.rename(from, to) : -ENOSPC;
+}
+
 /* The path of the failed one may be on a full disk, and the others elsewhere. */
 static void a_publish_that_fails_does_not_hold_up_those_after_it(void)
 {
@@ -721,6 +726,38 @@ static void a_list_that_was_damaged_is_refused_as_a_whole(void)
         end();
 }
 
+/* A publish is asked for while the version is still open. It waits for its path's file system, while a later save takes the version's memory. */
+static void the_next_agent_publishes_a_version_that_it_finds_in_storage_alone(void)
+{
+        struct os_table refusing;
+        struct version *version;
+        uint64_t id = 0;
+
+        begin();
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "a", NEBULA_FILES_ALL_RANKS, &bench.error);
+        id = version ? version->id : 0;
+        catalogue_unlock(&bench.catalogue);
+        REQUIRE(id && !bench_save(&bench, &id, "a", 1) && !ask(&bench, version, "a", at("1"), ""));
+        stage(at("staging"), "a");
+        REQUIRE(!ask(&bench, version, "", at("2"), at("staging")));
+        catalogue_lock(&bench.catalogue);
+        REQUIRE(!commit_part(&bench.catalogue, &bench.session, version, &bench.error));
+        catalogue_unlock(&bench.catalogue);
+        REQUIRE(!bench_persist(&bench, version));
+        refusing = *os;
+        refusing.rename = refuse_all;
+        os = &refusing;
+        CHECK(!work(&bench, 2));
+        os = &os_linux;
+        forget_memory(version);
+        next_agent();
+        REQUIRE(bench.job->publishes);
+        CHECK(!catalogue_version(&bench.catalogue, id));
+        CHECK(work(&bench, 9) && look_file(at("1"), seeds) == 'a' && look_directory(at("2"), seeds) == 'a');
+        end();
+}
+
 TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(neither_a_storage_path_nor_what_holds_one_is_removed),
          TEST(nothing_appears_before_its_version_is_stored),
          TEST(a_publish_that_fails_does_not_hold_up_those_after_it),
@@ -743,4 +780,4 @@ TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(neither
          TEST(a_version_that_left_memory_is_copied_from_storage_without_memory), TEST(a_large_file_is_copied_from_storage_in_pieces),
          TEST(a_damaged_stored_file_is_not_published),
          TEST(files_join_a_directory_and_the_label_comes_last), TEST(the_next_publish_removes_leftovers_of_dead_agents),
-         TEST(a_list_that_was_damaged_is_refused_as_a_whole))
+         TEST(a_list_that_was_damaged_is_refused_as_a_whole), TEST(the_next_agent_publishes_a_version_that_it_finds_in_storage_alone))
