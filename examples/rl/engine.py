@@ -9,6 +9,7 @@ the newest then. The server's requests are not stopped before the weights are re
 """
 
 import argparse
+import http.client
 import json
 import sys
 import time
@@ -32,9 +33,12 @@ def post(url: str, body: dict | None = None) -> dict:
             text = answer.read()
     except urllib.error.HTTPError as error:
         raise Refused(f"{url} answers {error.code}: {error.read()[:500].decode(errors='replace')}") from None
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         raise Refused(f"{url} cannot be reached: {error}") from None
-    return json.loads(text) if text else {}
+    try:
+        return json.loads(text) if text else {}
+    except ValueError:
+        raise Refused(f"{url} does not answer with JSON: {text[:500].decode(errors='replace')}") from None
 
 
 def sglang(server: str, path: str, version: nm.Published) -> None:

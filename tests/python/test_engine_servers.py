@@ -27,7 +27,7 @@ class Server(http.server.ThreadingHTTPServer):
     """Reads the directories that it is told, and notes each request."""
 
     def __init__(self) -> None:
-        self.requests, self.steps, self.refusals = [], [], 0
+        self.requests, self.steps, self.refusals, self.deaths = [], [], 0, 0
         super().__init__(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server_port}"
@@ -40,6 +40,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append(self.path)
         path = body.get("model_path") or body.get("kwargs", {}).get("weights_path")
+        if path and self.server.deaths:
+            self.server.deaths -= 1
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.close_connection = True  # in the middle of its answer
+            return None
         if path and self.server.refusals:
             self.server.refusals -= 1
             return self.answer(400, {"success": False, "message": "out of memory", "num_paused_requests": 0})
@@ -70,7 +77,7 @@ def server():
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_a_server_gets_each_publication_under_a_name_of_its_own_and_a_refused_one_again(place, server, engine):
     state = {"step": torch.tensor(0), "w": torch.zeros(1000)}
-    server.refusals = 1
+    server.refusals = server.deaths = 1
     with nm.Publisher(state, place.storage) as publisher:
         command = [sys.executable, ENGINE, place.storage, server.url, "--engine", engine]
         job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -83,7 +90,7 @@ def test_a_server_gets_each_publication_under_a_name_of_its_own_and_a_refused_on
         finally:
             job.terminate()
             _, errors = job.communicate(timeout=60)
-    assert "not served yet" in errors and "out of memory" in errors
+    assert "not served yet" in errors and "out of memory" in errors and "cannot be reached" in errors
     assert [step for _, step in server.steps] == [1, 2, 3] and len({path for path, _ in server.steps}) == 3
     one = ["/update_weights_from_disk"] if engine == "sglang" else ["/pause?mode=wait", "/collective_rpc", "/resume"]
-    assert server.requests == one * 4
+    assert server.requests == one * 5

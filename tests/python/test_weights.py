@@ -547,3 +547,13 @@ def test_a_forked_child_does_not_keep_the_maker_from_noticing_the_end_of_the_tra
         until(lambda: not Path(f"/proc/{maker}").exists() or "Z" in Path(f"/proc/{maker}/stat").read_text(), 60, "the end of the maker")
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+def test_a_module_whose_state_dict_takes_no_options_is_published(place, follower):
+    class Own(torch.nn.Linear):
+        def state_dict(self):
+            return {"own.weight": self.weight.detach()}
+
+    with nm.Publisher(Own(3, 2), place.storage) as publisher:
+        assert publisher.publish(1)
+        assert list(follower.prepare(60).tensors()) == ["own.weight"]

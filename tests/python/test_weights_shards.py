@@ -30,6 +30,7 @@ import nebulaml as nm
 import torch
 import torch.distributed as dist
 from nebulaml.errors import NebulaUnavailable
+from nebulaml.weights import shards
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -55,11 +56,13 @@ else:
     placed = {"columns": Shard(1), "middle": Shard(1), "same": Replicate()}
     weights = {name: distribute_tensor(t, mesh, [placed[name]]) if name in placed else t for name, t in made.items()}
     tensors = lambda: weights
-publisher = nm.Publisher(weights, storage, dtype=torch.bfloat16, full_every=5, files={"config.json": b"{}"})
+chosen = {"full": False}
+given = lambda: {n: t.full_tensor() if chosen["full"] and hasattr(t, "full_tensor") else t for n, t in tensors().items()}
+publisher = nm.Publisher(weights if kind == "fsdp2" else given, storage, dtype=torch.bfloat16, full_every=5, files={"config.json": kind.encode()})
 local = lambda t: t.to_local() if hasattr(t, "to_local") else t
 for line in sys.stdin:
     command, step = line.split()
-    if command in ("publish", "fail"):
+    if command in ("publish", "fail", "unnamed", "full"):
         torch.manual_seed(int(step))  # plain and replicated tensors are equal on all ranks
         with torch.no_grad():
             for tensor in tensors().values():
@@ -75,8 +78,17 @@ for line in sys.stdin:
             def refuse(tag):
                 raise NebulaUnavailable("no agent")
             publisher._session.checkpoint = refuse
-        answer = publisher.publish(int(step))
-        publisher._session.checkpoint = taken
+        reader, shards.AGREE_S = shards.Reader, 3 if command == "unnamed" else 60
+        if command == "unnamed":
+            def away(path):
+                raise NebulaUnavailable("storage is away")
+            shards.Reader = away
+        chosen["full"] = command == "full"
+        try:
+            answer = publisher.publish(int(step))
+        except nm.NebulaError as failure:
+            answer = str(failure)
+        publisher._session.checkpoint, shards.Reader = taken, reader
     elif command == "wait":
         try:
             publisher.wait(60)
@@ -156,7 +168,7 @@ def test_a_follower_has_whole_tensors_of_each_step_and_reads_what_changed(job, f
         version = follower.prepare(60)
         assert version.step == step and exact(version, out)
         read.append(version.bytes_read)
-    assert min(read) * 5 < max(read) and (version.commit() / "config.json").read_bytes() == b"{}"
+    assert min(read) * 5 < max(read) and (version.commit() / "config.json").read_bytes() == b"fsdp2"
     assert job.ask("wait") == ["durable", "durable"]
     with nm.Subscriber(place.storage, tmp_path / "late", poll=0.1) as late:
         assert exact(late.prepare(60), out) and late._newest == version.number
@@ -205,6 +217,25 @@ def test_after_a_kill_of_all_ranks_the_next_run_goes_on(job, follower, place, ou
         assert version.number > first.number and exact(version, out)
     finally:
         again.kill()
+
+
+def test_a_first_number_that_storage_refuses_is_asked_for_again(job, follower, out):
+    assert job.ask("unnamed", 1) == [False, False]
+    assert job.ask("publish", 2) == [True, True] and job.ask("wait") == ["durable", "durable"]
+    version = follower.prepare(60)
+    assert version.step == 2 and exact(version, out)
+
+
+def test_whole_tensors_after_shards_are_refused_and_never_shown(place, follower, out):
+    job = Job(place, out, "columns")
+    try:
+        assert job.ask("publish", 1) == [True, True] and exact(follower.prepare(60), out)
+        assert all("make another Publisher" in str(answer) for answer in job.ask("full", 2))
+        assert job.ask("publish", 3) == [True, True]
+        version = follower.prepare(60)
+        assert version.step == 3 and exact(version, out)
+    finally:
+        job.kill()
 
 
 # fault: as test_random_deaths_never_give_wrong_weights_and_never_go_back
@@ -258,10 +289,10 @@ def test_columns_and_copies_of_tensors_are_put_together(place, follower, out):
         job.kill()
 
 
-def planted(place, number: int, **changes: object) -> None:
+def planted(place, number: int, config: bytes = b"", **changes: object) -> None:
     """Writes a whole publication of two ranks, as their makers do, with changed documents."""
     head, _ = safetensors_header({"w": torch.empty(4, dtype=torch.int16, device="meta")}, {})
-    files = {"head": head}
+    files = {"head": head} | ({"files/config.json": config} if config else {})
     for rank in range(2):
         data = safetensors_parts({"w": torch.tensor([number, rank], dtype=torch.int16)})
         data = data[0] + bytes(data[1].view(torch.uint8).tolist())
@@ -306,6 +337,32 @@ def test_damaged_shards_are_never_shown(place, follower, caplog):
         kept = 2 * number - 1
         assert version.tensors()["w"].tolist() == [kept, 0, kept, 1], name
         planted(place, 2 * number + 1)
+
+
+def test_the_files_beside_the_weights_are_those_of_the_run(place, follower):
+    for number, config in enumerate([b"old", b"old", b"old", b"new", b"new", b"", b""], 1):
+        planted(place, number, config)
+        directory = follower.prepare(60).commit()
+        assert b"".join(file.read_bytes() for file in directory.glob("config.json")) == config
+        assert len(list(directory.iterdir())) == 1 + bool(config)
+
+
+def test_a_delta_of_another_publication_with_the_same_number_does_not_stay(place, follower):
+    planted(place, 1)
+    follower.prepare(60).commit()
+    planted(place, 2)
+    for rank in range(2):
+        follower._deltas[3, rank] = b"of a publication that was written again"
+    with nm.Session(str(place.storage), world=1, persistent_time_interval=0).checkpoint(tag_of(3), metadata=About(3, 3, 2, 0, "model.safetensors", 2).stored()) as checkpoint:
+        for rank in range(2):
+            before, after = (torch.tensor([number, rank], dtype=torch.int16).numpy().tobytes() for number in (2, 3))
+            (part,) = _nebula.delta_sums(before, [(0, 4, 2, 0)])
+            size = os.stat(follower.current / "model.safetensors").st_size
+            delta, _ = _nebula.delta_make(before, after, [(size - 8 + 4 * rank, 4, 2, part[3], 0)], 1 << 60, size)
+            checkpoint.save_bytes(f"delta-{rank:05d}", delta)
+    checkpoint.wait("durable")
+    version = follower.prepare(60)
+    assert version.number == 3 and version.tensors()["w"].tolist() == [3, 0, 3, 1]
 
 
 def test_dtensors_without_a_process_group_are_refused(place):

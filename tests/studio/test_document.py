@@ -88,6 +88,16 @@ def test_a_save_whose_commit_came_after_the_next_one_had_begun_is_no_return():
     assert told["events"] == []
 
 
+def test_a_writing_does_not_have_the_state_and_the_error_of_a_failed_one_of_its_tag():
+    open_ = {"sequence": 0, "committed": 0.0, "durable": 0.0}
+    history = [line(2, **open_, result="failed", error="rank 1 ended"), line(2, **open_, result="capturing", begun=1e9 + 9)]
+    (found,) = document(history=history)["rows"].values()
+    assert (found["state"], found["error"], found["begun"]) == ("capturing", "", 1e9 + 9)
+    waits = row(2, sequence=0, state="capturing", where=["memory"], committed_at=0.0)
+    (found,) = document(waits, history=history)["rows"].values()
+    assert (found["state"], found["error"], found["begun"]) == ("capturing", "", 1e9 + 9)
+
+
 def test_a_save_that_waits_for_ranks_is_a_problem_only_when_they_are_late():
     waits = row(2, state="capturing", where=["memory"], committed_at=0.0, reason="waits for rank 1 of 2")
     for age, count in ((5.0, None), (60.0, 1)):

@@ -85,10 +85,11 @@ def _rows(status: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, di
         key = _identity(one["job"], one["tag"], one["sequence"])
         found[_history_tag(one["tag"]), one["sequence"]] = key
         rows[key] = {**_EMPTY, **one, "error": one["reason"]}
+    reasons = {key: row["error"] for key, row in rows.items()}
     for one in [*history, *status.get("history", [])]:
         written = (_history_tag(one["tag"]), one["sequence"])
         key = found.get(written)
-        if key is None:
+        if key is None or (not one["sequence"] and key not in reasons):  # of a tag's writings that were not committed the last one counts
             key = found[written] = _identity("", one["tag"], one["sequence"])
             rows[key] = {**_EMPTY, "tag": one["tag"], "sequence": one["sequence"], "step": one["step"], "size": one["size_bytes"]}
             rows[key]["state"] = one["result"] if one["result"] != "durable" else "removed"
@@ -96,7 +97,7 @@ def _rows(status: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, di
         row = rows[key]
         row |= {name: one[name] or None for name in ("begun", "captured", "committed", "durable")}
         row |= {"world": one["world"], "blocked_ms": one["blocked_ms"], "persist_seconds": one["persist_seconds"] or None}
-        row["error"] = row["error"] or one["error"]
+        row["error"] = (row["error"] if one["sequence"] else reasons.get(key)) or one["error"]
         if row["persist_seconds"]:
             row["written"] = min(row["size"], one["persist_mib_per_s"] * one["persist_seconds"] * (1 << 20))
     return rows

@@ -90,6 +90,8 @@ class Publisher:
         self._place: dict[str, str] = {}  # the variables that say a maker's rank
         self._requests: list[_Request] = []  # those without an answer
         self._shards: dict[str, Any] | None = None  # of a rank that publishes shards
+        self._turn = 0  # of this publisher among those of shards to this path; 0: it has not published any yet
+        self._is_whole = False  # it has published whole tensors
         self._lock = threading.Lock()
         _living.add(self)
 
@@ -282,14 +284,15 @@ class Publisher:
         from ..integrations.redirect import safetensors_parts
 
         state = self._weights()
-        if shards.is_sharded(state):
+        if self._shards is not None or shards.is_sharded(state):
             return safetensors_parts(self._as_published(self._of_shards(state)))
+        self._is_whole = True
         state, left_out = _without_ties(self._as_published(state))
         return safetensors_parts(state, {"format": "pt", **left_out})
 
     def _of_shards(self, state: dict[str, Any]) -> dict[str, Any]:
         """Returns the tensors that this rank publishes of a state with DTensors. The first time it agrees with the other ranks on a number."""
-        if self._shards is None and (self._asked > 1 or ranks.store() is None):
+        if self._shards is None and (self._is_whole or ranks.store() is None):
             raise NebulaConfigError(
                 "DTensors are published by all ranks of a process group, from the first publication on: call "
                 "torch.distributed.init_process_group() before, or publish the full_tensor() of each"
@@ -298,11 +301,12 @@ class Publisher:
         found = shards.Shards(state, self._dtype, place.rank)
         about = {"head": base64.b64encode(found.head).decode(), "size": found.size, "parts": found.parts}
         if self._shards is None:
-            first = shards.first_number(self._path)
+            self._turn = self._turn or shards.next_turn(self._path)  # ranks that call again ask for the same number
+            first, run = shards.first_number(self._path, self._turn)
             self._shards = {**about, "rank": place.rank, "world": place.world, "first": first}
             self._place = {
                 "RANK": str(place.rank), "WORLD_SIZE": str(place.world), "LOCAL_RANK": str(place.local_rank),
-                "LOCAL_WORLD_SIZE": str(place.local_world), "NEBULA_RUN": f"{ranks.run(place)}-{first}",
+                "LOCAL_WORLD_SIZE": str(place.local_world), "NEBULA_RUN": f"{ranks.run(place)}-{run}",
             }  # fmt: skip
         elif any(self._shards[key] != value for key, value in about.items()):
             raise NebulaConfigError("the names, shapes or shards of the weights have changed: make another Publisher")
@@ -358,7 +362,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def _named(weights: Any) -> Any:
     """Returns a function that gives the tensors by name."""
     if hasattr(weights, "state_dict") and callable(weights.state_dict):
-        return lambda: {name: value for name, value in weights.state_dict(keep_vars=True).items() if hasattr(value, "data_ptr")}
+        return lambda: {name: value for name, value in _state_of(weights).items() if hasattr(value, "data_ptr")}
     if isinstance(weights, Mapping):
         return lambda: dict(weights)
     if callable(weights):
@@ -367,6 +371,14 @@ def _named(weights: Any) -> Any:
         pairs = dict(weights)
         return lambda: pairs
     raise NebulaConfigError(f"Publisher({type(weights).__name__}): give a module, a dict of tensors, pairs (name, tensor), or a function")
+
+
+def _state_of(module: Any) -> Mapping[str, Any]:
+    """Returns the state with the parameters themselves, by which ties of DTensors are found. A module's own state_dict may lack that option."""
+    try:
+        return module.state_dict(keep_vars=True)  # type: ignore[no-any-return]
+    except TypeError:
+        return module.state_dict()  # type: ignore[no-any-return]
 
 
 def _read_files(files: str | os.PathLike[str] | Mapping[str, bytes] | None) -> dict[str, bytes]:

@@ -10,6 +10,7 @@ import collections
 import datetime
 import itertools
 import math
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,12 +21,12 @@ from ..integrations.redirect import safetensors_header
 from ..reader import Reader
 from .publication import number_of
 
-__all__ = ["Shards", "first_number", "is_sharded"]
+__all__ = ["Shards", "first_number", "is_sharded", "next_turn"]
 
 RUNS_MOST = 1 << 16  # of a rank: each is a part of every delta
 AGREE_S = 60.0  # ranks wait so long for rank 0
 GAP = 16  # numbers that the last run may still use
-_asked = collections.Counter[str]()  # how often this process has asked for a number, by path
+_turns = collections.Counter[str]()  # publishers of shards of this process, by path
 
 
 def is_sharded(state: dict[str, Any]) -> bool:
@@ -33,21 +34,30 @@ def is_sharded(state: dict[str, Any]) -> bool:
     return any(hasattr(value, "placements") for value in state.values())
 
 
-def first_number(path: str) -> int:
-    """Returns a number for the first publication, the same one on all ranks, above those of the path. The process group's store hands it on."""
+def next_turn(path: str) -> int:
+    """Counts the publishers of shards to a path: the same number on all ranks."""
+    _turns[path] += 1
+    return _turns[path]
+
+
+def first_number(path: str, turn: int) -> tuple[int, str]:
+    """Returns a number for the first publication, above those of the path, and a name that no other publisher has: the same on all ranks.
+
+    The process group's store hands both on. After an error a rank may ask again.
+    """
     store, place = ranks.store(), ranks.current()
-    _asked[path] += 1
-    key = f"nebula/publisher/{path}/{_asked[path]}"
+    key = f"nebula/publisher/{path}/{turn}"
     if place.rank == 0:
         with Reader(path) as reader:
             numbers = [number for row in reader.versions() if (number := number_of(row.tag)) is not None]
         # in an empty path not 1: there may be followers of publications that were removed
-        store.set(key, str(max(numbers) + GAP if numbers else int(time.time())))
+        store.compare_set(key, "", f"{max(numbers) + GAP if numbers else int(time.time())} {os.urandom(8).hex()}")
     try:
         store.wait([key], datetime.timedelta(seconds=AGREE_S))
     except Exception as failure:  # the stores raise errors of several types
         raise NebulaError(f"rank 0 has not named the first publication to {path} within {AGREE_S:.0f} s") from failure
-    return int(store.get(key))
+    number, name = store.get(key).decode().split()
+    return int(number), name
 
 
 class Shards:

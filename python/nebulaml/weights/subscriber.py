@@ -270,6 +270,7 @@ class Subscriber:
                 self._copy_of(other, slot, about)
             self._advance(slot, found, about)
         except NebulaError:
+            self._deltas.clear()  # they may be of another publication with the same number
             self._copy(slot, about)
             self._advance(slot, found, about)
         if slot.total != about.total:
@@ -287,6 +288,7 @@ class Subscriber:
             self._bring(slot, found, about)
         except NebulaError:
             slot.forget()
+            self._deltas.clear()  # they may be of another publication with the same number
             self._bring(slot, found, about)
 
     def _bring(self, slot: Slot, found: Checkpoint, about: About) -> None:
@@ -363,6 +365,10 @@ class Subscriber:
         path = slot.directory / about.name
         with contextlib.suppress(OSError), open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size == size and file.read(len(head)) == head:
+                for entry in slot.directory.iterdir():  # another run may publish other files
+                    if entry != path:
+                        entry.unlink()
+                self._copy_extras(slot, wholes[0])
                 return
         slot.forget()
         with open(path, "xb") as file:
