@@ -513,6 +513,8 @@ def _weakened(value: jax.Array) -> jax.Array:
         from jax._src.lax.lax import _convert_element_type
     except ImportError:
         return value
+    if value.sharding.memory_kind not in (None, next(iter(value.devices())).default_memory().kind):  # it would move there
+        return value
     return _convert_element_type(value, weak_type=True)
 
 

@@ -89,6 +89,7 @@ class Publisher:
         self._rest = b""
         self._place: dict[str, str] = {}  # the variables that say a maker's rank
         self._requests: list[_Request] = []  # those without an answer
+        self._is_stuck = False  # the last wait for makers was in vain, and none has answered since
         self._shards: dict[str, Any] | None = None  # of a rank that publishes shards
         self._turn = 0  # of this publisher among those of shards to this path; 0: it has not published any yet
         self._is_whole = False  # it has published whole tensors
@@ -137,10 +138,11 @@ class Publisher:
             return request in self._requests and request.body["tag"] == tag
 
     def _await_makers(self) -> None:
-        """Waits until at most one publication is being made: each needs its snapshot."""
-        end = time.monotonic() + WAIT_S
+        """Waits until at most one publication is being made: each needs its snapshot. After a wait in vain it waits again once one is made."""
+        end = time.monotonic() + (0 if self._is_stuck else WAIT_S)
         while len(self._requests) > 1:
             if time.monotonic() > end:
+                self._is_stuck = True
                 raise NebulaTimeout(f"two publications before it are not durable after {WAIT_S:.0f} s")
             self._hear(0.2)
 
@@ -173,7 +175,11 @@ class Publisher:
         for _ in range(MAKERS):
             try:
                 maker = self._started() if self._requests else None
-                for request in [request for request in self._requests if request.maker is not maker]:
+                lacking = [request for request in self._requests if request.maker is not maker]
+                if self._shards is None:  # older snapshots are gone
+                    self._requests = [request for request in self._requests if request not in lacking[:-1]]
+                    lacking = lacking[-1:]
+                for request in lacking:
                     if request.makers == MAKERS:
                         self._failure = "its background process has ended"
                         self._give_up(request)
@@ -255,7 +261,7 @@ class Publisher:
                 return
 
     def _take(self, answer: dict[str, Any]) -> None:
-        self._failure = answer.get("error")
+        self._failure, self._is_stuck = answer.get("error"), False
         self._requests = [request for request in self._requests if request.body["id"] > answer["id"]]
         if self._failure is not None:
             log.error("nebula: step %d is not published to %s: %s", answer["step"], config.shown(self._path), self._failure)

@@ -50,8 +50,9 @@ def first_number(path: str, turn: int) -> tuple[int, str]:
     if place.rank == 0:
         with Reader(path) as reader:
             numbers = [number for row in reader.versions() if (number := number_of(row.tag)) is not None]
-        # in an empty path not 1: there may be followers of publications that were removed
-        store.compare_set(key, "", f"{max(numbers) + GAP if numbers else int(time.time())} {os.urandom(8).hex()}")
+        # not 1: there may be followers of publications that were removed, and makers of the last run that still end theirs
+        first = max(int(time.time()), *(number + GAP for number in numbers), 1)
+        store.compare_set(key, "", f"{first} {os.urandom(8).hex()}")
     try:
         store.wait([key], datetime.timedelta(seconds=AGREE_S))
     except Exception as failure:  # the stores raise errors of several types

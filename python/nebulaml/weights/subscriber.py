@@ -350,7 +350,7 @@ class Subscriber:
                         raise ValueError(f"{part.size} bytes at {part.offset} are beyond the end")
                     memory[part.offset : part.offset + part.size] = data[part.begin : part.begin + part.size]
                 here = _nebula.delta_sums(memory, [(*part[:3], 0) for part in parts])
-            except (ValueError, TypeError, OverflowError) as failure:
+            except (ValueError, TypeError, OverflowError, RecursionError) as failure:
                 raise NebulaCorrupt(f"the list of rank {rank}'s shards in {checkpoint.tag!r} is damaged: {failure}") from None
         if [part[3] for part in here] != [part.sum for part in parts]:
             raise NebulaCorrupt(f"the shards of rank {rank} in {checkpoint.tag!r} do not have the sums that it names")
