@@ -47,10 +47,19 @@ json_t *vouch_list(struct store *store, const struct manifest *manifest)
         return list;
 }
 
+static char *text_or_none(struct buf *buf)
+{
+        size_t size;
+
+        if (buf->size)
+                return buf_take(buf, &size);
+        buf_done(buf);
+        return NULL;
+}
+
 char *vouch_text(const json_t *signatures)
 {
         struct buf buf = { 0 };
-        size_t size;
 
         for (size_t i = 0; i < json_array_size(signatures); i++) {
                 const json_t *one = json_array_get(signatures, i);
@@ -65,16 +74,12 @@ char *vouch_text(const json_t *signatures)
                         buf_add_text(&buf, json_string_value(json_object_get(one, "reason")));
                 }
         }
-        if (buf.size)
-                return buf_take(&buf, &size);
-        buf_done(&buf);
-        return NULL;
+        return text_or_none(&buf);
 }
 
 char *vouch_short(const json_t *signatures, bool *ret_is_wrong)
 {
         struct buf buf = { 0 };
-        size_t size;
 
         *ret_is_wrong = false;
         for (size_t i = 0; i < json_array_size(signatures); i++) {
@@ -86,8 +91,5 @@ char *vouch_short(const json_t *signatures, bool *ret_is_wrong)
                 buf_add_text(&buf, !strcmp(state, "unknown") ? " (not trusted)" : !strcmp(state, "wrong") ? " (BAD)" : "");
                 *ret_is_wrong = *ret_is_wrong || !strcmp(state, "wrong");
         }
-        if (buf.size)
-                return buf_take(&buf, &size);
-        buf_done(&buf);
-        return NULL;
+        return text_or_none(&buf);
 }

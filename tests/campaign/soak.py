@@ -93,7 +93,7 @@ class Soak:
             self.trainer = subprocess.Popen([sys.executable, self.program, self.storage], env=self.environment, stdout=output, stderr=errors)
 
     def listen(self) -> None:
-        """Reads what trainers have said. What was durable before one began must be there when it has begun."""
+        """Reads the lines of trainers. A trainer must begin with a version that was durable before it began, or a newer one."""
         with open(self.output, "rb") as file:
             file.seek(self.read)
             *lines, _ = file.read().split(b"\n")

@@ -147,7 +147,7 @@ class _Images:
         self.forget()
 
     def forget(self) -> None:
-        """Forgets all images, in a forked child, which has no device. What watches the mappings stays."""
+        """Forgets all images, in a forked child, which has no device. The two callbacks of the mappings stay."""
         self._lock = threading.RLock()  # a signal handler may save while its thread holds it
         self._registered: dict[int, tuple[Backend, int] | None] = {}  # by address: the device that registered it; None: the driver refused
         self._expected: tuple[Backend, int] | None = None  # a device whose tensors prepared files have

@@ -289,7 +289,8 @@ static enum nebula_status remove_some(struct catalogue *catalogue, struct job *j
         return NEBULA_OK;
 }
 
-/* What a person or another node may want for a week. An agent that writes for months opens the path, and sweeps it, only once. */
+/* Removes documents that a person or another node may want for a week. The sweep runs only once, when an agent opens the path, and an agent may
+ * write for months. */
 static void sweep_rests(struct job *job, struct store *store)
 {
         if (job->storage->removals < REMOVALS_MAX)
