@@ -28,6 +28,7 @@ parser.add_argument("--jit", action="store_true")
 parser.add_argument("--fail-at", type=int, default=-1)
 parser.add_argument("--lose", type=int, default=-1, help="the step whose checkpoint Nebula cannot take")
 parser.add_argument("--publish", metavar="PATH", help="publish the weights there after every step but the first")
+parser.add_argument("--peft", action="store_true", help="train an adapter")
 parser.add_argument("--fsdp", action="store_true", help="FSDP version 2 on the CPU")
 parser.add_argument("--reader", action="store_true", help="a callback that reads each checkpoint in on_save")
 parser.add_argument("--ends", action="store_true", help="each rank writes down what it ended with")
@@ -79,6 +80,17 @@ class Reader(TrainerCallback):
             say(read=state.global_step, equal=all(torch.equal(found[name], value) for name, value in mine.items()))
 
 
+def is_adapter(model, directory):
+    """Whether PEFT loads the model's adapter from there, which training has changed."""
+    import peft
+
+    base = GPT2LMHeadModel.from_pretrained(args.output + "-base")
+    found = peft.get_peft_model_state_dict(peft.PeftModel.from_pretrained(base, directory))
+    mine = peft.get_peft_model_state_dict(model)
+    changed = any(value.any() for name, value in mine.items() if "lora_B" in name)  # they begin as zeros
+    return bool(changed) and found.keys() == mine.keys() and all(torch.equal(found[name], value) for name, value in mine.items())
+
+
 def read_published(model):
     """Says what a follower has at the end, and whether it is what the model has."""
     import nebulaml as nm
@@ -87,6 +99,9 @@ def read_published(model):
     with nm.Subscriber(args.publish) as subscriber:
         published = subscriber.prepare(60)
         published.commit()
+        if args.peft:
+            say(published=published.step, equal=is_adapter(model, subscriber.current), files=sorted(os.listdir(subscriber.current)))
+            return
         found = GPT2LMHeadModel.from_pretrained(subscriber.current).state_dict()
         equal = all(torch.equal(found[name.removeprefix("module.")], value) for name, value in mine.items())
         if rank == 0:
@@ -166,6 +181,12 @@ def main():
     )  # fmt: skip
     torch.manual_seed(3)
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=32))
+    if args.peft:
+        import peft
+
+        model.save_pretrained(args.output + "-base")  # PEFT looks there for the base model
+        model = GPT2LMHeadModel.from_pretrained(args.output + "-base")
+        model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True))
     kind = Trainer
     if args.way == "mixin":
         import nebulaml as nm

@@ -346,3 +346,10 @@ def test_a_trainer_publishes_its_weights_and_stock_tools_read_them_from_a_follow
 def test_ranks_publish_their_weights(node, sharded):
     done = job(node, "--way", "stock", "--every", 100, "--publish", node.base / "weights", *sharded, ranks=2)
     assert [line for line in done.lines if "published" in line] == [{"published": 8, "equal": True}]
+
+
+@full
+def test_of_a_peft_model_the_adapter_is_published(node):
+    done = job(node, "--way", "stock", "--every", 100, "--publish", node.base / "weights", "--peft")
+    files = ["adapter_config.json", "adapter_model.safetensors"]
+    assert [line for line in done.lines if "published" in line] == [{"published": 8, "equal": True, "files": files}]

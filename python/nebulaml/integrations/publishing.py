@@ -73,7 +73,8 @@ def _make_callback() -> type:
             if not is_sharded(dict(model.named_parameters())) and not state.is_world_process_zero:
                 return
             weights, options = _weights(model)
-            files = _saved(getattr(model, "config", None), getattr(model, "generation_config", None), kwargs.get("processing_class"))
+            of_model = () if options else (getattr(model, "config", None), getattr(model, "generation_config", None))
+            files = _saved(*of_model, kwargs.get("processing_class"))
             options = {"files": {**files, **options.pop("files", {})}, **options, **self._options}
             self._publisher, self._last = Publisher(weights, self._path, **options), -1
 
