@@ -8,18 +8,16 @@ import importlib
 import json
 import os
 import signal
-import socket
 import sys
+from pathlib import Path
 
 import ending
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from ports import held_port  # noqa: E402
+
 LIMIT_S = 120  # of one run
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def become_rank(script: str, arguments: list[str], rank: int, ranks: int, port: int) -> None:
@@ -33,13 +31,14 @@ def become_rank(script: str, arguments: list[str], rank: int, ranks: int, port: 
 
 def run(script: str, arguments: list[str], ranks: int) -> list[int]:
     """Runs the script on so many ranks. Returns their exit codes; a signal is a negative number."""
-    port, started = free_port(), []
-    for rank in range(ranks):
-        pid = os.fork()
-        if not pid:
-            become_rank(script, arguments, rank, ranks, port)
-        started.append(pid)
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in started]
+    with held_port() as held:
+        started = []
+        for rank in range(ranks):
+            pid = os.fork()
+            if not pid:
+                become_rank(script, arguments, rank, ranks, held.getsockname()[1])
+            started.append(pid)
+        return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in started]
 
 
 if __name__ == "__main__":

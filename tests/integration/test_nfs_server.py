@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 from nfs_client import ROOT, Client, built
+from ports import held_port
 from waiting import until
 
 pytest.importorskip("nebulaml")
@@ -22,18 +23,13 @@ EXPORT {{ Export_Id = 1; Path = {export}; Pseudo = /store; Access_Type = RW; Squ
 """
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 class Server:
     def __init__(self, programs, place, squash):
         self.programs, self.place, self.export = programs, place, place / "export"
         self.export.mkdir(parents=True)
         self.export.chmod(0o777)
-        self.ports = free_port(), free_port()
+        self.held = held_port(), held_port()
+        self.ports = [held.getsockname()[1] for held in self.held]
         (place / "settings").write_text(
             SETTINGS.format(nfs=self.ports[0], mount=self.ports[1], fsal=f"{programs}/fsal", place=place, export=self.export, squash=squash)
         )
@@ -85,6 +81,8 @@ def served(nebula, tmp_path):
         client.close()
     for server in servers:
         server.kill()
+        for held in server.held:
+            held.close()
         shutil.rmtree(server.export)
 
 

@@ -101,11 +101,10 @@ def stored(servers, root) -> tuple[dict[str, str], str]:
 def ready(nodes: list[Node], path: str, how: str) -> Iterator[list[fork_server.Trainer]]:
     """The rank of each node, when it has found the checkpoint and its agent listens."""
     ranks: list[fork_server.Trainer] = []
-    with held_port() as held:
-        port = str(held.getsockname()[1])
+    held = held_port()
     try:
         for node in nodes:
-            node.environment["MASTER_PORT"] = port
+            node.environment["MASTER_PORT"] = str(held.getsockname()[1])
             ranks.append(node.start(RANK, path, MIB, how))
         for rank in ranks:
             assert rank.stdout.readline().strip() == "ready"
@@ -117,6 +116,7 @@ def ready(nodes: list[Node], path: str, how: str) -> Iterator[list[fork_server.T
                 rank.communicate("\n", timeout=60)
         for node in nodes:
             node.end()
+        held.close()
 
 
 def load(ranks: list[fork_server.Trainer]) -> None:
