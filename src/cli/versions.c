@@ -357,7 +357,8 @@ static bool is_loadable(const struct version *one)
         return one->committed > 0 && strcmp(one->state, nebula_state_name(NEBULA_STATE_FAILED)) && !one->is_abandoned;
 }
 
-const struct version *versions_newest(const struct versions *versions)
+/* The newest version that a job would resume from; NULL: there is none. */
+static const struct version *find_newest(const struct versions *versions)
 {
         const struct version *newest = NULL;
 
@@ -369,7 +370,7 @@ const struct version *versions_newest(const struct versions *versions)
 
 json_t *versions_json(const struct versions *versions)
 {
-        const struct version *newest = versions_newest(versions);
+        const struct version *newest = find_newest(versions);
         json_t *list = json_array();
 
         for (size_t i = 0; i < versions->count; i++) {
@@ -428,7 +429,7 @@ static const char *where_of(const struct version *one)
 
 void versions_print_newest(const struct versions *versions)
 {
-        const struct version *newest = versions_newest(versions), *last = versions->list + versions->count - 1;
+        const struct version *newest = find_newest(versions), *last = versions->list + versions->count - 1;
         const struct version *problem = NULL;
         size_t newer = 0;
 
@@ -448,7 +449,7 @@ void versions_print_newest(const struct versions *versions)
 
 void versions_print_head(const struct versions *versions)
 {
-        bool is_stuck = versions->count && versions_newest(versions) != versions->list + versions->count - 1;
+        bool is_stuck = versions->count && find_newest(versions) != versions->list + versions->count - 1;
 
         verdict_print_all(versions->verdicts);
         if (is_stuck)

@@ -64,8 +64,6 @@ void versions_done(struct versions *versions);
 /* A checksum of all that versions_json shows, without metrics: if two are equal, nothing has changed. */
 uint64_t versions_sum(const struct versions *versions);
 json_t *versions_json(const struct versions *versions);
-/* The newest version that a job would resume from; NULL: there is none. */
-const struct version *versions_newest(const struct versions *versions);
 /* Prints what people need first: the verdicts, and the newest version that can be loaded if it is not the last row. */
 void versions_print_head(const struct versions *versions);
 /* Prints a table for people, from versions->list[first] on. */

@@ -214,7 +214,7 @@ static bool sweep_memory(int error, uint64_t at)
                 if (!lifecycle_complete(version->life.state))
                         continue;
                 for (size_t i = 0; i < version->file_count; i++) {
-                        CHECK(version->files[i].image && !memory_map(version->files[i].image, &data, NULL));
+                        CHECK(version->files[i].image && !image_map(version->files[i].image, &data, NULL));
                         CHECK(((unsigned char *)data)[99] == bench_byte(seed + (*version->files[i].name == 'b'), 99));
                 }
                 CHECK(version->file_count == 2);

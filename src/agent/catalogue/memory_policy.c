@@ -47,7 +47,7 @@ static size_t collect(struct job *job, bool leaves_leased, struct version ***ret
 /* Whether a save of the job can use it again. A reader gives back what it has; a trainer keeps it. */
 static bool serves_again(struct image *image)
 {
-        return !image->restored && !image->spilled && !image->exposed && !(image->kept && memory_is_in_use(image));
+        return !image->restored && !image->spilled && !image->exposed && !(image->kept && image_is_in_use(image));
 }
 
 static uint64_t job_bytes(const struct catalogue *catalogue, const struct job *job)
@@ -590,12 +590,12 @@ struct image *policy_small_image(const struct catalogue *catalogue)
                 return NULL;
         now_ns = os->now_ns();
         for (struct image *image = NULL; (image = memory_next_free(catalogue->memory, image, NULL));)
-                if (image->job && memory_is_small(image, now_ns))
+                if (image->job && image_is_small(image, now_ns))
                         return image;
         for (const struct job *job = catalogue->jobs; job; job = job->next)
                 for (const struct version *version = job->live; version; version = version->next_live)
                         for (size_t i = 0; is_at_rest(version) && i < version->file_count; i++)
-                                if (version->files[i].image && memory_is_small(version->files[i].image, now_ns))
+                                if (version->files[i].image && image_is_small(version->files[i].image, now_ns))
                                         return version->files[i].image;
         return NULL;
 }

@@ -21,13 +21,6 @@ static size_t later_commits(const struct retain_entry *entries, size_t count, si
         return later;
 }
 
-size_t retain_later_than_newest(const struct retain_entry *entries, size_t count)
-{
-        int64_t newest = retain_newest(entries, count);
-
-        return newest < 0 ? 0 : later_commits(entries, count, (size_t)newest);
-}
-
 void retain_memory(const struct retain_entry *entries, size_t count, size_t keep, bool *drop)
 {
         int64_t newest = retain_newest(entries, count);

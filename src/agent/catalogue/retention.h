@@ -17,8 +17,6 @@ struct retain_entry {
 
 /* Index of the newest complete entry; -1 if there is none. */
 int64_t retain_newest(const struct retain_entry *entries, size_t count);
-/* How many complete entries were committed after the newest: 0, unless the job was rolled back to an earlier step. */
-size_t retain_later_than_newest(const struct retain_entry *entries, size_t count);
 /*
  * Sets drop[i] for complete versions beyond the `keep` latest commits. Never drops one that is
  * busy or unsaved. Drops the newest complete one only if `keep` is 0 and storage has it.

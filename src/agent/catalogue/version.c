@@ -47,7 +47,7 @@ void version_drop_loans(struct catalogue *catalogue, struct version *version)
                 version->loans = loan->next;
                 /* The trainer may still be copying into the image: never lend it again. */
                 loan->image->exposed = true;
-                memory_set_copied(loan->image, IMAGE_GIVEN_UP);
+                image_set_copied(loan->image, IMAGE_GIVEN_UP);
                 memory_drop(catalogue->memory, loan->image);
                 free(loan);
         }

@@ -55,10 +55,10 @@ static enum nebula_status duplicate(struct catalogue *catalogue, struct image *i
         enum nebula_status status;
 
         if (image->fd >= 0)
-                return memory_duplicate(image, ret_fd, error);
+                return image_duplicate(image, ret_fd, error);
         memory_hold(image);
         catalogue_unlock(catalogue);
-        status = memory_duplicate(image, ret_fd, error);
+        status = image_duplicate(image, ret_fd, error);
         catalogue_lock(catalogue);
         memory_drop(catalogue->memory, image);
         return status;

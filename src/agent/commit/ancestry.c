@@ -36,7 +36,8 @@ static struct ancestor *find_or_add(struct job *job, const char *run)
         return found;
 }
 
-void ancestry_add(struct job *job, const char *run, uint64_t until)
+/* Records that the newest run came after all that `run` had committed up to sequence `until`. */
+static void add(struct job *job, const char *run, uint64_t until)
 {
         struct ancestor *ancestor = find_or_add(job, run);
 
@@ -87,7 +88,7 @@ void ancestry_stored(struct version *version, uint64_t sequence)
                 if (later != version && version_follows(later, sequence) && !strcmp(later->tag, version->tag))
                         later->ancestry->base_sequence = sequence;
         if (version->ancestry->beginning != version->job->runs->beginning)
-                ancestry_add(version->job, version->run, sequence);
+                add(version->job, version->run, sequence);
 }
 
 uint64_t ancestry_carries_from(const struct version *version)
@@ -129,7 +130,7 @@ static void add_stored(struct job *job, uint64_t until)
 
                 if (strcmp(manifest->job, job->name) || (last && !strcmp(last, manifest->run)))
                         continue;
-                ancestry_add(job, manifest->run, until);
+                add(job, manifest->run, until);
                 last = manifest->run;
         }
 }
@@ -137,7 +138,7 @@ static void add_stored(struct job *job, uint64_t until)
 static void add_versions(struct job *job, uint64_t until)
 {
         for (const struct version *version = job->versions; version; version = version->next)
-                ancestry_add(job, version->run, until);
+                add(job, version->run, until);
 }
 
 void ancestry_begin(struct job *job, const char *run)
@@ -202,7 +203,7 @@ void ancestry_follow(const struct session *session, const char *run, uint64_t se
 
         if (session->role != IPC_ROLE_TRAINER || strcmp(session->run, session->job->runs->newest))
                 return;
-        ancestry_add(session->job, run, sequence > until ? sequence : until);
+        add(session->job, run, sequence > until ? sequence : until);
         ancestor = find(session->job, run);
         if (ancestor)
                 ancestor->is_rival = false;

@@ -39,8 +39,6 @@ struct rival {
 struct rival *ancestry_rivals(const struct job *job, size_t *ret_count);
 /* Call after storage was scanned for the newest run; job->known is the result. */
 void ancestry_looked(struct job *job);
-/* Records that the newest run came after all that `run` had committed up to sequence `until`. */
-void ancestry_add(struct job *job, const char *run, uint64_t until);
 /* Call when a session has loaded a version, or has found it before it began its first own one. */
 void ancestry_follow(const struct session *session, const char *run, uint64_t sequence);
 

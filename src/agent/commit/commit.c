@@ -181,7 +181,7 @@ static void drop_loan(struct catalogue *catalogue, struct version *version, stru
         while (*link != loan)
                 link = &(*link)->next;
         *link = loan->next;
-        memory_set_copied(loan->image, IMAGE_GIVEN_UP);
+        image_set_copied(loan->image, IMAGE_GIVEN_UP);
         memory_drop(catalogue->memory, loan->image);
         free(loan);
 }
@@ -240,7 +240,7 @@ struct image_loan *commit_loan(struct catalogue *catalogue, struct session *sess
         loan->next = version->loans;
         image->owner_nonce = session->nonce;
         image->job = session->job;
-        memory_set_copied(image, 0);
+        image_set_copied(image, 0);
         memory_hold(image);
         version->loans = loan;
         version->in_memory = true;
@@ -299,7 +299,7 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
         file->size = loan->size;
         file->origin = 0;
         file->image = loan->image; /* the loan's hold passes to the file */
-        memory_set_copied(file->image, IMAGE_WHOLE);
+        image_set_copied(file->image, IMAGE_WHOLE);
         if (file->image->lacks_pages)
                 pthread_cond_signal(&catalogue->pages);
         while (*link != loan)
@@ -337,7 +337,7 @@ enum nebula_status commit_copied(struct catalogue *catalogue, struct version *ve
 
                 if (status)
                         return status;
-                memory_set_copied(loan->image, request->size);
+                image_set_copied(loan->image, request->size);
         }
         loan->commits = request->commits != 0;
         if (!version_progress(version).tried_ahead)

@@ -33,7 +33,7 @@ bool page_maker_discard(struct catalogue *catalogue)
                 return false;
         catalogue->memory->room_pending++;
         while (image) {
-                capacity = memory_taken(image);
+                capacity = image_taken(image);
                 catalogue_unlock(catalogue);
                 memory_release(catalogue->memory, image);
                 catalogue_lock(catalogue);
@@ -47,7 +47,7 @@ bool page_maker_discard(struct catalogue *catalogue)
 
 static void prefault(void *image)
 {
-        memory_prefault(image);
+        image_prefault(image);
 }
 
 /* Makes one spare image. False: none is needed, or a save or the machine needs the room. */
@@ -71,7 +71,7 @@ static bool make_spare(struct catalogue *catalogue)
                 catalogue_unlock(catalogue);
                 status = memory_create(catalogue->memory, capacity, named, &image, NULL);
                 if (!status)
-                        memory_map(image, &data, NULL);
+                        image_map(image, &data, NULL);
                 catalogue_lock(catalogue);
                 job->pins--;
                 catalogue->memory->room_pending--;
@@ -97,7 +97,7 @@ static void make_rest(void *argument)
 {
         struct rest *rest = argument;
 
-        rest->result = memory_make_rest(rest->image);
+        rest->result = image_make_rest(rest->image);
 }
 
 bool page_maker_make_rest(struct catalogue *catalogue)
@@ -123,9 +123,9 @@ static void join(void *argument)
         int64_t begun_ns = os->now_ns();
 
         if (join->was_pinned)
-                memory_unpin(join->image);
-        if (memory_join(join->image, join->image->joined, join->size) < 0)
-                join->size = memory_join_size(join->image) - join->image->joined; /* the rest cannot be joined either */
+                image_unpin(join->image);
+        if (image_join(join->image, join->image->joined, join->size) < 0)
+                join->size = image_join_size(join->image) - join->image->joined; /* the rest cannot be joined either */
         join->took_ns = os->now_ns() - begun_ns;
 }
 
@@ -137,7 +137,7 @@ bool page_maker_join(struct catalogue *catalogue, int64_t *join_at_ns)
         catalogue->memory->joining = work.image != NULL;
         if (!work.image || os->now_ns() < *join_at_ns)
                 return false;
-        left = memory_join_size(work.image) - work.image->joined;
+        left = image_join_size(work.image) - work.image->joined;
         work.size = left < JOIN_BYTES ? left : JOIN_BYTES;
         work.was_pinned = work.image->pinned;
         work.image->pinned = false;

@@ -8,6 +8,7 @@
 #include "agent/commit/commit_rule.h"
 #include "agent/log.h"
 #include "agent/memory/memory.h"
+#include "agent/memory/memory_directory.h"
 #include "agent/memory/slots_private.h"
 #include "agent/memory/survival_log.h"
 #include "agent/memory/survival_record.h"
@@ -220,7 +221,7 @@ void survival_log_adopt_all(struct catalogue *catalogue)
         }
         if (all)
                 each_name(catalogue, false);
-        memory_measure(catalogue->memory); /* the adopted images take space that was not free before */
+        memory_directory_measure(catalogue->memory); /* the adopted images take space that was not free before */
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 sort_versions(job);
         catalogue_lock(catalogue);

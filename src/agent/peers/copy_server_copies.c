@@ -263,9 +263,9 @@ static enum nebula_status fill_copy(struct copy_server *server, struct copy *cop
                         continue;
                 status = memory_create(server->catalogue->memory, memory_capacity(file->size), false, &copy->images[i], error);
                 if (!status)
-                        status = memory_map(copy->images[i], &data, error);
+                        status = image_map(copy->images[i], &data, error);
                 if (!status)
-                        memory_close(copy->images[i]);
+                        image_close(copy->images[i]);
                 copy->chunks[i] = calloc(piece_count(file->size) + 1, sizeof *copy->chunks[i]);
                 if (!status && !copy->chunks[i])
                         status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe a copy");

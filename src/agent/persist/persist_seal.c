@@ -96,7 +96,7 @@ static bool await_copied(void *argument, uint64_t size)
         lock_give(&seal_lock);
         begun_ns = moved_ns = os->now_ns();
         while (goes_on && copied < size) {
-                copied = memory_await_copied(image, size, AHEAD_LOOK_MS);
+                copied = image_await_copied(image, size, AHEAD_LOOK_MS);
                 now_ns = os->now_ns();
                 moved_ns = copied != before ? now_ns : moved_ns;
                 goes_on = may_wait(flowing->sealing, now_ns - begun_ns) && now_ns - moved_ns < AHEAD_PATIENCE_NS;
@@ -126,7 +126,7 @@ static enum nebula_status seal_file(struct sealing *sealing, struct plan_file *f
                 file->chunk_count = own->chunk_count;
         }
         catalogue_unlock(catalogue);
-        status = memory_map(file->image, &data, error);
+        status = image_map(file->image, &data, error);
         if (!status && !file->chunks) {
                 flow.sums = (const struct image_sum *)(const void *)((const char *)data + image_sums_offset(file->size));
                 flow.sum_count = &file->image->sum_count;
@@ -174,7 +174,7 @@ enum nebula_status sealing_map(struct catalogue *catalogue, struct image *image,
         bool wants_pin, is_pinned;
 
         seal_begin();
-        status = memory_map(image, ret_data, error);
+        status = image_map(image, ret_data, error);
         catalogue_lock(catalogue);
         image->readers += !status;
         catalogue_unlock(catalogue);
@@ -182,11 +182,11 @@ enum nebula_status sealing_map(struct catalogue *catalogue, struct image *image,
         if (status || image->capacity < MEMORY_ROUND)
                 return status;
         catalogue_lock(catalogue);
-        wants_pin = memory_wants_pin(image);
+        wants_pin = image_wants_pin(image);
         catalogue_unlock(catalogue);
         if (!wants_pin)
                 return NEBULA_OK;
-        is_pinned = memory_pin(image);
+        is_pinned = image_pin(image);
         catalogue_lock(catalogue);
         image->pinned = is_pinned;
         image->unpinnable = !is_pinned;
@@ -197,9 +197,9 @@ enum nebula_status sealing_map(struct catalogue *catalogue, struct image *image,
 /* Both locks held, so no thread seals it now or begins to read it. */
 static void unmap_unread(struct image *image)
 {
-        if (--image->readers || memory_stays_mapped(image))
+        if (--image->readers || image_stays_mapped(image))
                 return;
-        memory_unmap(image);
+        image_unmap(image);
         image->pinned = false;
 }
 

@@ -90,7 +90,7 @@ static enum nebula_status make_image(struct catalogue *catalogue, struct job *jo
                 image->chunks = chunks;
                 image->restored = image->exposed = true;
                 *ret_image = image;
-                status = memory_map(image, &data, error);
+                status = image_map(image, &data, error);
                 if (status)
                         memory_release(catalogue->memory, image);
         } else {
@@ -254,7 +254,7 @@ static enum nebula_status read_ranges(struct catalogue *catalogue, struct job *j
         enum nebula_status status = storage_open(catalogue, job, &store, error);
 
         for (size_t i = 0; i < count && !status; i++)
-                status = memory_make(image, ranges[i].offset, ranges[i].size, error);
+                status = image_make_pages(image, ranges[i].offset, ranges[i].size, error);
         if (!status)
                 status = taking->joint && !taking->is_own ? read_joint(store, image, taking->joint, ranges, count, error) :
                                                             read_stored(store, image, ranges, count, error);
@@ -264,7 +264,7 @@ static enum nebula_status read_ranges(struct catalogue *catalogue, struct job *j
                 manifest_done(&manifest);
         }
         for (size_t i = 0; i < count && status; i++)
-                memory_unmake(image, ranges[i].offset, ranges[i].size);
+                image_drop_pages(image, ranges[i].offset, ranges[i].size);
         return status;
 }
 

@@ -72,7 +72,7 @@ static enum nebula_status new_image(struct catalogue *catalogue, const char *nam
                 return status;
         status = memory_create(catalogue->memory, capacity, false, &image, error);
         if (!status)
-                status = memory_map(image, ret_data, error);
+                status = image_map(image, ret_data, error);
         if (!status) {
                 *ret_image = image;
                 return NEBULA_OK;
@@ -91,7 +91,7 @@ static void end_image(struct catalogue *catalogue, struct image *image, enum neb
         }
         image->restored = image->exposed = true;
         image->from_peer = from_peer;
-        memory_unmap(image);
+        image_unmap(image);
         *ret_image = image;
 }
 
@@ -349,10 +349,10 @@ enum nebula_status restore_lend(struct catalogue *catalogue, struct image *image
 
         memory_hold(image);
         catalogue_unlock(catalogue);
-        status = memory_open_read_only(image, ret_fd, error);
+        status = image_open_read_only(image, ret_fd, error);
         catalogue_lock(catalogue);
         if (!status)
-                memory_set_lent(image, *ret_fd);
+                image_set_lent(image, *ret_fd);
         memory_drop(catalogue->memory, image);
         return status;
 }

@@ -105,7 +105,7 @@ static inline enum nebula_status bench_save_bytes(struct bench *bench, uint64_t 
         status = image_loan_open(&bench->catalogue, &bench->session, &request, never, NULL, &version, &loan, &bench->error);
         catalogue_unlock(&bench->catalogue);
         if (!status)
-                status = memory_map(loan->image, &data, &bench->error);
+                status = image_map(loan->image, &data, &bench->error);
         if (status)
                 return status;
         for (size_t i = 0; i < size; i++)

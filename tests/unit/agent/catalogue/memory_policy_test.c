@@ -695,7 +695,7 @@ static bool files_hold(const struct version *version, unsigned count)
                 unsigned char byte;
                 int fd;
 
-                good = image && !memory_open_read_only(image, &fd, NULL);
+                good = image && !image_open_read_only(image, &fd, NULL);
                 if (!good)
                         break;
                 good = !os_read_at(fd, &byte, 1, 700) && byte == bench_byte(i + 1, 700);

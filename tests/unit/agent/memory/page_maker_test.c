@@ -60,7 +60,7 @@ static unsigned char *begin(int (*advise)(void *data, uint64_t size, enum os_adv
         table.advise = advise;
         os = &table;
         bench_init(&bench, NULL, "");
-        if (memory_create(bench.catalogue.memory, IMAGE_BYTES, false, &image, &bench.error) || memory_map(image, &data, &bench.error))
+        if (memory_create(bench.catalogue.memory, IMAGE_BYTES, false, &image, &bench.error) || image_map(image, &data, &bench.error))
                 return NULL;
         for (size_t i = 0; i < IMAGE_BYTES; i++)
                 ((unsigned char *)data)[i] = bench_byte(7, i);
@@ -291,17 +291,17 @@ static void an_image_is_pinned_only_while_its_pages_are_small(void)
         os_offer_ring();
         data = begin(advise_meanwhile);
         REQUIRE(data);
-        CHECK(memory_wants_pin(image));
+        CHECK(image_wants_pin(image));
         image->served = 0; /* as if no save used it again */
-        CHECK(!memory_wants_pin(image));
+        CHECK(!image_wants_pin(image));
         serve_often(image);
         os = &os_linux; /* the agent uses a ring only then */
         result = bulk_pin(data, IMAGE_BYTES);
         image->pinned = result == 0;
         os = &table;
         printf("# pinning: %d\n", result);
-        CHECK(memory_wants_pin(image) == !image->pinned);
-        CHECK(join(&join_at_ns) && !image->pinned && image->joined && !memory_wants_pin(image));
+        CHECK(image_wants_pin(image) == !image->pinned);
+        CHECK(join(&join_at_ns) && !image->pinned && image->joined && !image_wants_pin(image));
         for (join_at_ns = 0; join(&join_at_ns); join_at_ns = 0)
                 ;
         CHECK(holds(data));
@@ -361,7 +361,7 @@ static void an_image_that_lacks_pages_is_used_again_only_when_it_has_them(void)
         whole = add_bare();
         CHECK(!pages_bytes(bare) && memory->lacking == bare->capacity + whole->capacity);
         CHECK(!make_rest()); /* their trainers write to both */
-        memory_set_copied(whole, IMAGE_WHOLE);
+        image_set_copied(whole, IMAGE_WHOLE);
         table.allocate = refuse_allocate;
         CHECK(!make_rest() && whole->lacks_pages);
         table.allocate = os_linux.allocate;

@@ -381,7 +381,7 @@ static unsigned char *map_first_image(const struct bench *bench)
 
         if (image)
                 image->exposed = true;
-        if (!image || memory_open_read_only(image, &fd, NULL) || os->map(fd, 0, BENCH_FILE_BYTES, OS_MAP_READ | OS_MAP_PRIVATE, &data))
+        if (!image || image_open_read_only(image, &fd, NULL) || os->map(fd, 0, BENCH_FILE_BYTES, OS_MAP_READ | OS_MAP_PRIVATE, &data))
                 abort();
         os->close(fd);
         return data;
