@@ -21,7 +21,7 @@
 #include "store/scan.h"
 #include "store/tag_log.h"
 
-#define REMOVALS_MAX 256 /* after so many, their numbers in the storage path are swept, and old news of hangs */
+#define RESTS_PAUSE_NS (3600 * INT64_C(1000000000)) /* between two sweeps of documents that stay for a week */
 #define FORGET_AT 16 /* so many versions that another node's agent should have removed are looked up together */
 #define PUT_BACK_MAX 100 /* half removed versions that are remembered; a sweep of a later agent finds the others */
 
@@ -209,7 +209,6 @@ static enum nebula_status remove_one(struct catalogue *catalogue, struct job *jo
                 put_back(catalogue, job, store, manifest);
         else
                 known_free(manifest);
-        job->storage->removals++;
         return status;
 }
 
@@ -289,13 +288,17 @@ static enum nebula_status remove_some(struct catalogue *catalogue, struct job *j
         return NEBULA_OK;
 }
 
-/* Removes documents that a person or another node may want for a week. The sweep runs only once, when an agent opens the path, and an agent may
- * write for months. */
+/* Removes documents that a person or another node may want for a week. A sweep lists all of them, so its cost must not depend on how often versions
+ * are removed. The first one is that of the agent when it opens the path; but an agent may write for months. */
 static void sweep_rests(struct job *job, struct store *store)
 {
-        if (job->storage->removals < REMOVALS_MAX)
+        int64_t now_ns = os->now_ns();
+        bool is_due = job->storage->rests_at_ns && now_ns >= job->storage->rests_at_ns;
+
+        if (!job->storage->rests_at_ns || is_due)
+                job->storage->rests_at_ns = now_ns + RESTS_PAUSE_NS;
+        if (!is_due)
                 return;
-        job->storage->removals = 0;
         tag_log_sweep(store, TAG_LOG_REST_NS, NULL);
         hang_news_sweep(store, HANG_NEWS_REST_NS, NULL);
 }

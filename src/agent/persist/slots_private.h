@@ -59,7 +59,7 @@ struct job_storage {
         size_t former_count;
         struct manifest **half_removed; /* versions whose removal left files behind; used by the worker */
         size_t half_removed_count;
-        size_t removals;               /* since their numbers were swept; used by the worker */
+        int64_t rests_at_ns;           /* when documents that stay for a week are swept again; used by the worker */
         struct json_t *metrics;        /* of versions in the list, by tag, for rules that name a metric; used by the worker */
         bool metric_reported;              /* the log has said that no version has the metric of a rule */
         int64_t retain_at_ns;          /* the rules are not applied before this time: the last attempt has failed */

@@ -538,6 +538,59 @@ static void a_failed_removal_by_retention_is_tried_again_after_the_next_version(
         }
 }
 
+static size_t sweep_count; /* lists of the numbers of all removals */
+
+static enum nebula_status list_counted(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
+                                       struct nebula_error *error)
+{
+        sweep_count += deep && !from && !strcmp(prefix, ".nebula/removed/");
+        return stored_ops->list(store, prefix, deep, from, ret_page, error);
+}
+
+static int64_t hours;
+
+static int64_t now_in_hours(void)
+{
+        return os_linux.now_ns() + hours * 3600 * INT64_C(1000000000);
+}
+
+/* Their number does not grow with the versions that were removed: the sweep reads the numbers of all removals of a week. */
+static void an_agent_sweeps_the_numbers_of_removals_once_an_hour(void)
+{
+        struct os_table table = *os;
+        const struct os_table *real = os;
+        struct version *version;
+        struct store_ops ops;
+        struct bench bench;
+        char storage[256], tag[32];
+
+        storage_make(storage);
+        bench_init(&bench, NULL, storage);
+        bench_keep(bench.job, 1);
+        version = bench_version(&bench, "first", 1, 0);
+        REQUIRE(version && !bench_persist(&bench, version));
+        stored_ops = bench.job->storage->store->ops;
+        ops = *stored_ops;
+        ops.list = list_counted;
+        bench.job->storage->store->ops = &ops;
+        table.now_ns = now_in_hours;
+        os = &table;
+        for (hours = 0; hours < 3; hours++) {
+                sweep_count = 0;
+                for (unsigned i = 0; i < 300; i++) {
+                        snprintf(tag, sizeof tag, "h%u-%u", (unsigned)hours, i);
+                        version = bench_version(&bench, tag, i + 1, 0);
+                        REQUIRE(version && !bench_persist(&bench, version));
+                        CHECK(!bench_retain(&bench));
+                }
+                CHECK(bench.job->known.count == 1 && sweep_count == (hours > 0));
+        }
+        os = real;
+        bench.job->storage->store->ops = stored_ops;
+        bench_done(&bench, true);
+        storage_remove(storage);
+}
+
 static const char *unlisted; /* lists of keys with this beginning fail */
 
 static enum nebula_status list_but_some(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
@@ -934,6 +987,7 @@ TAP_MAIN(TEST(files_of_ranks_that_are_no_more_do_not_carry_over), TEST(files_of_
          TEST(a_look_at_a_committed_version_begins_nothing),
          TEST(of_two_writings_of_one_run_the_one_that_was_begun_later_may_replace_the_other),
          TEST(a_failed_removal_by_retention_is_tried_again_after_the_next_version),
+         TEST(an_agent_sweeps_the_numbers_of_removals_once_an_hour),
          TEST(rules_that_could_not_be_applied_stay_due),
          TEST(a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts),
          TEST(a_version_of_all_ranks_waits_for_a_rank_that_has_not_even_connected),
