@@ -313,6 +313,7 @@ static enum nebula_status sweep_tag(struct lister *lister, const char *tag, int6
 /* An upload whose last touch was before these times counts as abandoned. */
 struct upload_limits {
         int64_t before_ns, rested_ns;
+        bool numbers; /* those of removals are swept as well */
         bool (*goes_on)(void *argument, const char *key); /* NULL: of no key */
         void *argument;
 };
@@ -428,7 +429,7 @@ static enum nebula_status sweep(struct store *store, const struct store_list *re
                 status = sweep_list(store, &all, &limits, false, &removed, error);
         if (!status)
                 status = sweep_uploads(store, limits, age_ns, &removed, error);
-        if (!status)
+        if (!status && limits.numbers)
                 status = tag_log_sweep_before(store, limits.before_ns - (age_ns < TAG_LOG_REST_NS ? TAG_LOG_REST_NS - age_ns : 0), error);
         store_list_done(&all);
         manifest_scan_done(&scan);
@@ -439,11 +440,11 @@ static enum nebula_status sweep(struct store *store, const struct store_list *re
 
 enum nebula_status manifest_sweep(struct store *store, int64_t age_ns, size_t *ret_removed, struct nebula_error *error)
 {
-        return sweep(store, NULL, age_ns, (struct upload_limits){ 0 }, ret_removed, error);
+        return sweep(store, NULL, age_ns, (struct upload_limits){ .numbers = true }, ret_removed, error);
 }
 
-enum nebula_status manifest_sweep_rest(struct store *store, const struct store_list *rest, int64_t age_ns,
+enum nebula_status manifest_sweep_rest(struct store *store, const struct store_list *rest, int64_t age_ns, bool numbers,
                                        bool (*goes_on)(void *argument, const char *key), void *argument, size_t *ret_removed, struct nebula_error *error)
 {
-        return sweep(store, rest, age_ns, (struct upload_limits){ .goes_on = goes_on, .argument = argument }, ret_removed, error);
+        return sweep(store, rest, age_ns, (struct upload_limits){ .numbers = numbers, .goes_on = goes_on, .argument = argument }, ret_removed, error);
 }

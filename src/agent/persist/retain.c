@@ -21,7 +21,6 @@
 #include "store/scan.h"
 #include "store/tag_log.h"
 
-#define RESTS_PAUSE_NS (3600 * INT64_C(1000000000)) /* between two sweeps of documents that stay for a week */
 #define FORGET_AT 16 /* so many versions that another node's agent should have removed are looked up together */
 #define PUT_BACK_MAX 100 /* half removed versions that are remembered; a sweep of a later agent finds the others */
 
@@ -288,8 +287,8 @@ static enum nebula_status remove_some(struct catalogue *catalogue, struct job *j
         return NEBULA_OK;
 }
 
-/* Removes documents that a person or another node may want for a week. A sweep lists all of them, so its cost must not depend on how often versions
- * are removed. The first one is that of the agent when it opens the path; but an agent may write for months. */
+/* Removes documents that a person or another node may want for a week, also for an agent that writes for months. A sweep lists all of them, so its
+ * cost must not depend on how often versions are removed. */
 static void sweep_rests(struct job *job, struct store *store)
 {
         int64_t now_ns = os->now_ns();

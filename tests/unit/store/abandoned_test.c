@@ -93,7 +93,7 @@ static void resumed(void)
         char key[] = "t/.nebula/" WRITING "/m.pt";
         size_t removed = 99;
 
-        CHECK(manifest_sweep_rest(store, &(struct store_list){ 0 }, ANY_AGE, goes_on, key, &removed, &error) == NEBULA_OK && removed == 1);
+        CHECK(manifest_sweep_rest(store, &(struct store_list){ 0 }, ANY_AGE, true, goes_on, key, &removed, &error) == NEBULA_OK && removed == 1);
         CHECK(is_open(ours) && !is_open(other));
         end(ours);
         free(other.id);

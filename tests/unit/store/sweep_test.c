@@ -68,7 +68,7 @@ ON_EACH_STORE(a_temporary_object_with_which_the_caller_goes_on_stays)
         have(".nebula-tmp-1-1", "x");
         have(".nebula-tmp-2-2", "x");
         REQUIRE(!manifest_scan_index(store, &scan, &error));
-        CHECK(!manifest_sweep_rest(store, &scan.rest, ANY_AGE, goes_on, (void *)(uintptr_t)".nebula-tmp-1-1", &removed, &error) && removed == 1);
+        CHECK(!manifest_sweep_rest(store, &scan.rest, ANY_AGE, true, goes_on, (void *)(uintptr_t)".nebula-tmp-1-1", &removed, &error) && removed == 1);
         CHECK(has(".nebula-tmp-1-1") && !has(".nebula-tmp-2-2"));
         manifest_scan_done(&scan);
 }
