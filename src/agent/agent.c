@@ -282,7 +282,7 @@ bool agent_drain(struct agent *agent)
                 }
                 catalogue_wait(catalogue, &catalogue->moved, PENDING_SAID_NS / 1000000);
         }
-        done = (!due_any(catalogue, NULL) && !holds_given_up(catalogue)) || catalogue->dropping;
+        done = (!due_any(catalogue) && !holds_given_up(catalogue)) || catalogue->dropping;
         catalogue_unlock(catalogue);
         return done;
 }
@@ -317,7 +317,7 @@ void agent_stop(struct agent *agent, bool forget)
         os->unlink(agent->place.socket);
         ended = end_threads(agent);
         catalogue_lock(catalogue);
-        if (catalogue->draining && !catalogue->dropping && due_any(catalogue, NULL))
+        if (catalogue->draining && !catalogue->dropping && due_any(catalogue))
                 forget = false; /* committed after the drain, while the listener still answered */
         if (forget)
                 survival_log_forget(catalogue);

@@ -86,9 +86,10 @@ static int64_t release_idle(struct catalogue *catalogue, int64_t now)
 
         while (!catalogue->connection_count && policy_drop_restored(catalogue))
                 pthread_cond_signal(&catalogue->pages);
+        catalogue_count_trainers(catalogue);
         for (struct job *job = catalogue->jobs; job; job = job->next) {
                 due = earlier(due, release_ended(catalogue, job, now));
-                if (catalogue_session_count(catalogue, job) || !memory_free_bytes(catalogue->memory, job))
+                if (job->trainer_count || !memory_free_bytes(catalogue->memory, job))
                         continue;
                 if (now < job->idle_since_ns + spare_ns) {
                         due = earlier(due, job->idle_since_ns + spare_ns);
@@ -109,7 +110,7 @@ static int64_t check_linger(struct catalogue *catalogue, int64_t now)
         bool is_new = catalogue->idle_since_ns == catalogue->started_ns;
         int64_t until, linger_ns = (int64_t)catalogue->linger_s * SECOND_NS;
 
-        if (catalogue->connection_count || catalogue->peer_count || due_any(catalogue, NULL) || catalogue->in_process) {
+        if (catalogue->connection_count || catalogue->peer_count || due_any(catalogue) || catalogue->in_process) {
                 catalogue->idle_since_ns = now;
                 return INT64_MAX;
         }

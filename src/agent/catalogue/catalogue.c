@@ -344,6 +344,14 @@ uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct
         return count;
 }
 
+void catalogue_count_trainers(struct catalogue *catalogue)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                job->trainer_count = 0;
+        for (const struct session *session = catalogue->sessions; session; session = session->next)
+                session->job->trainer_count += session->connection_count && session->role == IPC_ROLE_TRAINER;
+}
+
 bool catalogue_is_spare(const struct catalogue *catalogue, const struct job *job)
 {
         const struct session *session = catalogue->sessions;

@@ -168,6 +168,8 @@ void catalogue_panic(struct catalogue *catalogue, const char *what);
 void catalogue_lease(struct catalogue *catalogue, struct session *session, uint64_t version_id);
 struct session *catalogue_session(struct catalogue *catalogue, uint64_t nonce);
 uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct job *job); /* connected trainers; job NULL: of all jobs */
+/* Writes the same number into the trainer_count of each job, for a pass over all jobs that keeps the lock. */
+void catalogue_count_trainers(struct catalogue *catalogue);
 /* Whether this node waits as a spare of the job: no trainer is here. */
 bool catalogue_is_spare(const struct catalogue *catalogue, const struct job *job);
 

@@ -212,11 +212,11 @@ bool catalogue_job_is_needed(const struct catalogue *catalogue, const struct job
         for (const struct room *const *room = catalogue->rooms; *room; room++)
                 if ((*room)->job_works && (*room)->job_works(job))
                         return true;
-        for (const struct session *session = catalogue->sessions; session; session = session->next)
-                if (session->job == job || session->number <= job->last_guest)
-                        return true;
         for (const struct version *version = job->versions; version; version = version->next)
                 if (version->in_memory || version->pins || version->is_spread || version->life.state < NEBULA_STATE_COMMITTED)
+                        return true;
+        for (const struct session *session = catalogue->sessions; session; session = session->next)
+                if (session->job == job || session->number <= job->last_guest)
                         return true;
         return false;
 }

@@ -47,6 +47,7 @@ struct job_settings {
 struct job {
         struct job *next;
         struct lane *lane;
+        uint32_t trainer_count; /* by the last catalogue_count_trainers */
         char persist_path[IPC_PATH_MAX], name[IPC_NAME_MAX];
         char spelling[IPC_PATH_MAX]; /* the storage path as the last trainer spelled it: other nodes may mount it elsewhere */
         char output_dir[IPC_PATH_MAX], run[IPC_NAME_MAX];

@@ -285,7 +285,7 @@ static const struct nebula_error *failure_of(const struct catalogue *catalogue)
         const struct nebula_error *found = NULL;
 
         for (const struct job *job = catalogue->jobs; job; job = job->next) {
-                if (!due_any(catalogue, job))
+                if (!due_of(catalogue, job))
                         continue;
                 for (const struct version *version = job->live; version && !found; version = version->next_live)
                         if (version_unsaved(version) && version->error.message[0])
@@ -311,7 +311,7 @@ enum nebula_status request_stop(struct connection *connection, const void *paylo
                 due_want_all(catalogue, NULL);
                 while (!status && due_draining(catalogue, since_ns))
                         status = wait_slice(connection, &catalogue->moved, INT64_MAX, &timeout, error);
-                if (!status && due_any(catalogue, NULL)) {
+                if (!status && due_any(catalogue)) {
                         const struct nebula_error *why = failure_of(catalogue);
 
                         status = error_set(error, why && why->status ? why->status : NEBULA_STORAGE, 0,

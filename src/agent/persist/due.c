@@ -38,12 +38,14 @@ static bool is_pending(const struct catalogue *catalogue, const struct job *job,
         return false;
 }
 
-bool due_any(const struct catalogue *catalogue, const struct job *only)
+bool due_of(const struct catalogue *catalogue, const struct job *job)
 {
-        for (const struct job *job = catalogue->jobs; job; job = job->next)
-                if ((!only || job == only) && is_pending(catalogue, job, INT64_MAX))
-                        return true;
-        return false;
+        return is_pending(catalogue, job, INT64_MAX);
+}
+
+bool due_any(const struct catalogue *catalogue)
+{
+        return due_draining(catalogue, INT64_MAX);
 }
 
 bool due_draining(const struct catalogue *catalogue, int64_t since_ns)

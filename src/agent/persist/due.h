@@ -8,8 +8,9 @@
 
 /* Whether the version is complete in memory, and storage is to have it and has not. */
 bool due_is_unwritten(const struct version *version);
-/* Whether a version waits to be persisted, or is being persisted. job NULL: of any job. */
-bool due_any(const struct catalogue *catalogue, const struct job *job);
+/* Whether a version of the job waits to be persisted, or is being persisted. due_any: of any job. */
+bool due_of(const struct catalogue *catalogue, const struct job *job);
+bool due_any(const struct catalogue *catalogue);
 /* Whether such a version has not failed since `since_ns`: it may still become durable, even if other versions and paths fail. */
 bool due_draining(const struct catalogue *catalogue, int64_t since_ns);
 /* The next version of the lane's jobs; NULL: none is due, and *due is lowered to when the next one is. Jobs take turns: the one that started to

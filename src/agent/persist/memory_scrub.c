@@ -27,7 +27,7 @@ struct target {
 /* Nothing is being saved, written, or waiting for memory. */
 static bool is_idle(const struct catalogue *catalogue)
 {
-        if (catalogue->stopping || catalogue->memory->wanting || due_any(catalogue, NULL))
+        if (catalogue->stopping || catalogue->memory->wanting || due_any(catalogue))
                 return false;
         for (const struct job *job = catalogue->jobs; job; job = job->next)
                 for (const struct version *version = job->live; version; version = version->next_live)

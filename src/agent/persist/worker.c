@@ -339,18 +339,22 @@ void worker_run(struct catalogue *catalogue, struct job *job)
         catalogue_unlock(catalogue);
 }
 
+static bool needs_lane(const struct catalogue *catalogue, const struct job *job, bool has_trainers)
+{
+        if (has_trainers || job->scan_due || due_of(catalogue, job) || history_pending(job) || job->storage->ended.count || job->storage->asked ||
+            job->retain_due || lease_pending(job))
+                return true;
+        for (const struct version *version = job->versions; version; version = version->next)
+                if (version->is_spread)
+                        return true;
+        return false;
+}
+
 static bool lane_is_needed(const struct catalogue *catalogue, const struct lane *lane)
 {
-        for (const struct job *job = catalogue->jobs; job; job = job->next) {
-                if (job->lane != lane)
-                        continue;
-                if (catalogue_session_count(catalogue, job) || job->scan_due || due_any(catalogue, job) || history_pending(job) ||
-                    job->storage->ended.count || job->storage->asked || job->retain_due || lease_pending(job))
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                if (job->lane == lane && needs_lane(catalogue, job, catalogue_session_count(catalogue, job) > 0))
                         return true;
-                for (const struct version *version = job->versions; version; version = version->next)
-                        if (version->is_spread)
-                                return true;
-        }
         return false;
 }
 
@@ -393,8 +397,11 @@ int64_t worker_start(struct catalogue *catalogue, int64_t now)
 {
         int64_t due = INT64_MAX;
 
-        for (struct lane *lane = catalogue->lanes; lane; lane = lane->next) {
-                if (lane->is_running || !lane_is_needed(catalogue, lane))
+        catalogue_count_trainers(catalogue);
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
+                struct lane *lane = job->lane;
+
+                if (lane->is_running || !needs_lane(catalogue, job, job->trainer_count > 0))
                         continue;
                 if (os_thread_start(NULL, lane_main, lane, false)) {
                         due = now + SECOND_NS; /* out of threads or memory */
