@@ -313,10 +313,68 @@ NEBULA_MPI_CALL size_t nebula_mpi_overlap(const struct nebula_block *saved, cons
         }
 }
 
-/* Reads what the file of one saved block has of ours, and nothing else. Adds the number of these bytes to *covered. */
+/* The blocks of which an array consists that no saved block has been found to have. */
+struct nebula_mpi_rest {
+        struct nebula_block *blocks;
+        size_t count;
+};
+
+/* The parts of `block` that `saved` does not have, to ret_parts, which has room for two for each dimension. Returns their number. */
+NEBULA_MPI_CALL size_t nebula_mpi_without(const struct nebula_block *block, const struct nebula_block *saved, struct nebula_block *ret_parts)
+{
+        struct nebula_block left = *block;
+        size_t count = 0;
+
+        ret_parts[0] = *block;
+        for (uint32_t i = 0; i < block->dim_count; i++)
+                if (saved->from[i] + saved->size[i] <= block->from[i] || block->from[i] + block->size[i] <= saved->from[i] || !saved->size[i])
+                        return 1;
+        for (uint32_t i = 0; i < block->dim_count; i++) {
+                uint64_t begin = saved->from[i], end = begin + saved->size[i], left_end = left.from[i] + left.size[i];
+
+                if (begin > left.from[i]) {
+                        ret_parts[count] = left;
+                        ret_parts[count++].size[i] = begin - left.from[i];
+                        left.from[i] = begin;
+                }
+                if (end < left_end) {
+                        ret_parts[count] = left;
+                        ret_parts[count].from[i] = end;
+                        ret_parts[count++].size[i] = left_end - end;
+                        left_end = end;
+                }
+                left.size[i] = left_end - left.from[i];
+        }
+        return count;
+}
+
+/* Takes what `saved` has from the rest. */
+NEBULA_MPI_CALL enum nebula_status nebula_mpi_take(struct nebula_mpi_rest *rest, const struct nebula_block *saved, const char *name,
+                                                   struct nebula_error *ret_error)
+{
+        struct nebula_block parts[2 * NEBULA_MPI_DIM_MAX], *grown;
+        struct nebula_mpi_rest left = { NULL, 0 };
+
+        for (size_t i = 0; i < rest->count; i++) {
+                size_t count = nebula_mpi_without(&rest->blocks[i], saved, parts);
+
+                grown = (struct nebula_block *)realloc(left.blocks, (left.count + count + 1) * sizeof *grown);
+                if (!grown) {
+                        free(left.blocks);
+                        return nebula_mpi_fail(NEBULA_NO_MEMORY, "no memory for the list of its blocks", name, ret_error);
+                }
+                left.blocks = grown;
+                memcpy(left.blocks + left.count, parts, count * sizeof *parts);
+                left.count += count;
+        }
+        free(rest->blocks);
+        *rest = left;
+        return NEBULA_OK;
+}
+
+/* Reads what the file of one saved block has of ours, and nothing else. */
 NEBULA_MPI_CALL enum nebula_status nebula_mpi_read_data(nebula_checkpoint *checkpoint, const char *name, int rank, const struct nebula_block *saved,
-                                                        const struct nebula_block *own, char *data, uint64_t *covered,
-                                                        struct nebula_error *ret_error)
+                                                        const struct nebula_block *own, char *data, struct nebula_error *ret_error)
 {
         size_t count = nebula_mpi_overlap(saved, own, 0, data, NULL);
         struct nebula_part *parts;
@@ -343,8 +401,6 @@ NEBULA_MPI_CALL enum nebula_status nebula_mpi_read_data(nebula_checkpoint *check
                 nebula_mpi_overlap(saved, own, (uint64_t)((const char *)found.data - (const char *)nebula_map_data(map)), data, parts);
                 status = nebula_map_read(map, parts, count, ret_error);
         }
-        for (size_t i = 0; i < count && status == NEBULA_OK; i++)
-                *covered += parts[i].size;
         nebula_map_free(map);
         free(parts);
         return status;
@@ -352,14 +408,16 @@ NEBULA_MPI_CALL enum nebula_status nebula_mpi_read_data(nebula_checkpoint *check
 
 /*
  * Loads each rank's block of an array that any number of ranks has saved. A rank reads only what it needs. NEBULA_INVALID: the checkpoint has
- * an array of another type or shape. NEBULA_CORRUPT: its blocks do not cover this one.
+ * an array of another type or shape. NEBULA_CORRUPT: its blocks do not cover this one. If blocks overlap, an element is that of the last rank
+ * that saved it.
  */
 NEBULA_MPI_CALL enum nebula_status nebula_mpi_load_block(MPI_Comm communicator, nebula_checkpoint *checkpoint, const char *name,
                                                          const struct nebula_block *block, void *data, struct nebula_error *ret_error)
 {
         enum nebula_status status = NEBULA_OK;
         int64_t first[NEBULA_MPI_NUMBERS], *all = NULL;
-        uint64_t covered = 0, needed = nebula_mpi_width(block->dtype);
+        struct nebula_mpi_rest rest = { NULL, 0 };
+        int is_empty = 0;
         int rank, world, saved_world = 0, *counts = NULL, *places = NULL;
 
         MPI_Comm_rank(communicator, &rank);
@@ -390,6 +448,16 @@ NEBULA_MPI_CALL enum nebula_status nebula_mpi_load_block(MPI_Comm communicator, 
                 for (int k = begin; i == rank && k < end && status == NEBULA_OK; k++)
                         status = nebula_mpi_read_block(checkpoint, name, k, all + (size_t)k * NEBULA_MPI_NUMBERS, ret_error);
         }
+        for (uint32_t i = 0; i < block->dim_count; i++)
+                is_empty = is_empty || !block->size[i];
+        if (status == NEBULA_OK && !is_empty) {
+                rest.blocks = (struct nebula_block *)malloc(sizeof *rest.blocks);
+                rest.count = rest.blocks != NULL;
+                if (rest.blocks)
+                        rest.blocks[0] = *block;
+                else
+                        status = nebula_mpi_fail(NEBULA_NO_MEMORY, "no memory for the list of its blocks", name, ret_error);
+        }
         status = nebula_mpi_agree(communicator, status, ret_error);
         if (status == NEBULA_OK)
                 MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all, counts, places, MPI_INT64_T, communicator);
@@ -402,12 +470,13 @@ NEBULA_MPI_CALL enum nebula_status nebula_mpi_load_block(MPI_Comm communicator, 
                          memcmp(saved.global, block->global, block->dim_count * sizeof *saved.global))
                         status = nebula_mpi_fail(NEBULA_INVALID, "the checkpoint has it with another type or shape", name, ret_error);
                 if (status == NEBULA_OK)
-                        status = nebula_mpi_read_data(checkpoint, name, k, &saved, block, (char *)data, &covered, ret_error);
+                        status = nebula_mpi_read_data(checkpoint, name, k, &saved, block, (char *)data, ret_error);
+                if (status == NEBULA_OK)
+                        status = nebula_mpi_take(&rest, &saved, name, ret_error);
         }
-        for (uint32_t i = 0; i < block->dim_count; i++)
-                needed *= block->size[i];
-        if (status == NEBULA_OK && covered < needed)
+        if (status == NEBULA_OK && rest.count)
                 status = nebula_mpi_fail(NEBULA_CORRUPT, "the blocks of the checkpoint do not cover it", name, ret_error);
+        free(rest.blocks);
         free(all);
         free(counts);
         free(places);

@@ -235,10 +235,17 @@ class Promises:
         state, _, written = unsteady.set_state(b"y", token)
         assert (state, written) == (b"z", False)
 
-    def test_storage_that_stays_away_is_a_lost_connection(self, cells, job):
-        backend = Backend("nebula-test", Unsteady(cells(), *["refused"] * 100), job, patience_s=0.5)
+    def test_storage_that_stays_away_is_a_lost_connection(self, cells, job, caplog):
+        backend = Backend("nebula-test", Unsteady(cells(), *["refused"] * 100), job, patience_s=1)
         with pytest.raises(RendezvousConnectionError):
             backend.set_state(b"x")
+        said = [record.getMessage() for record in caplog.records if "storage of the rendezvous" in record.getMessage()]
+        assert len(said) == 1 and "asks it again for 1 s: 503" in said[0]
+
+    def test_storage_that_comes_back_is_told(self, cells, job, caplog):
+        assert Backend("nebula-test", Unsteady(cells(), "refused", "refused"), job).set_state(b"x")[2]
+        said = [record.getMessage() for record in caplog.records if "storage of the rendezvous" in record.getMessage()]
+        assert len(said) == 2 and "fails" in said[0] and "answers again" in said[1]
 
     # The end of a job.
 

@@ -212,6 +212,14 @@ static enum nebula_status describe(struct cli_agent *agent, uint64_t version_id,
         return status ? status : take_json(agent, ret_description, error);
 }
 
+enum nebula_status cli_agent_compared(struct cli_agent *agent, const char *tag, uint64_t sequence, bool is_whole, struct nebula_error *error)
+{
+        struct ipc_compared request = { .sequence = sequence, .is_whole = is_whole };
+
+        snprintf(request.tag, sizeof request.tag, "%s", tag);
+        return ask(agent, IPC_COMPARED, &request, sizeof request, error);
+}
+
 enum nebula_status cli_agent_find(struct cli_agent *agent, const char *persist_path, const char *tag, uint64_t *ret_version_id, struct nebula_error *error)
 {
         struct ipc_found found;

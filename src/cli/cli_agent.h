@@ -41,6 +41,8 @@ enum nebula_status cli_agent_report(struct cli_agent *agent, enum nebula_report 
  */
 enum nebula_status cli_agent_find_younger(struct cli_agent *agent, const char *persist_path, const char *tag, uint64_t than,
                                           uint64_t *ret_version_id, json_t **ret_description, struct nebula_error *error);
+/* Tells the agent whether the version in the storage path of this connection is whole. */
+enum nebula_status cli_agent_compared(struct cli_agent *agent, const char *tag, uint64_t sequence, bool is_whole, struct nebula_error *error);
 /* The version of a tag, wherever it is. */
 enum nebula_status cli_agent_find(struct cli_agent *agent, const char *persist_path, const char *tag, uint64_t *ret_version_id, struct nebula_error *error);
 /* Waits until the version has reached the state. Waiting for NEBULA_STATE_DURABLE also makes the agent persist it. */

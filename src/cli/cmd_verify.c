@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "cli/check.h"
 #include "cli/cli.h"
+#include "cli/cli_agent.h"
 #include "cli/human.h"
 #include "cli/repair.h"
 #include "cli/table.h"
@@ -47,6 +48,8 @@ struct verify_target {
         int64_t stored_ns;   /* when the notes were stored last */
         struct budget *budget; /* NULL: no limit */
         bool repairs;
+        struct cli_agent *agent; /* NULL: none runs, or it was not asked yet */
+        bool asked_agent;
         struct store *from; /* that has sound copies; NULL: none is named */
         bool has_new_documents; /* of the version that is checked now, from there */
         char path[TARGET_PATH_MAX];
@@ -248,6 +251,20 @@ static struct check_part *part_of(struct verify_target *target, const struct man
         return &target->budget->part;
 }
 
+/* The agent of this node must know: memory may have the only sound copy. */
+static void tell_agent(struct verify_target *target, const struct manifest *manifest, const struct check_part *part, bool is_ok)
+{
+        bool is_all = !*target->name && !(part && (part->skip || part->is_over));
+
+        if (is_ok && !is_all)
+                return;
+        if (!target->asked_agent)
+                cli_agent_open_if_any(target->store->root, &target->agent);
+        target->asked_agent = true;
+        if (target->agent)
+                cli_agent_compared(target->agent, manifest->tag, manifest->sequence, is_ok, NULL);
+}
+
 static bool repairs_documents(const struct verify_target *target)
 {
         return target->repairs && target->from && !target->has_new_documents;
@@ -298,6 +315,8 @@ static bool append_once(struct verify_target *target, const char *tag, json_t *v
         is_gone = status == NEBULA_NOT_FOUND || (!status && !check_ok(version) && manifest_is_gone(target->store, &manifest));
         if (!is_gone)
                 json_array_append(versions, version);
+        if (!is_gone && !status)
+                tell_agent(target, &manifest, part, check_ok(version));
         if (!is_gone && !status)
                 note(target, &manifest, part, check_ok(version), began, was_ok);
         json_decref(version);
@@ -759,6 +778,7 @@ out:
         json_decref(sample);
         json_decref(target.notes);
         json_decref(target.verified);
+        cli_agent_close(target.agent);
         store_close(target.from);
         store_close(target.store);
         return code;

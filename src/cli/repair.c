@@ -1,7 +1,5 @@
 #include "cli/repair.h"
 
-#include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,122 +14,18 @@
 #include "store/manifest_keys.h"
 #include "store/manifest_load.h"
 #include "store/manifest_publish.h"
+#include "store/repair_object.h"
 #include "store/transfer.h"
-#include "store/transfer_private.h"
-#include "store/verify.h"
 #include "sum/sum.h"
 
 #define NUMBERS_MAX 64 /* of earlier entries whose record carries over */
 
-/* Where sound bytes of one file come from. */
-struct source {
-        const struct mapped *mapped; /* in memory; NULL: in a store */
-        struct store *from;
-        char key[MANIFEST_KEY_MAX];
-};
-
-static uint64_t chunk_size(const struct record_file *file, size_t index)
+static bool repair_from(struct store *store, const char *key, const struct record_file *file, const struct repair_source *source)
 {
-        uint64_t offset = (uint64_t)index * file->chunk_bytes;
-
-        return file->size - offset < file->chunk_bytes ? file->size - offset : file->chunk_bytes;
-}
-
-/* All of it, before anything is written. */
-static bool is_sound(const struct source *source, const struct record_file *file)
-{
-        static const struct verify_watch watch;
-
-        if (!source->mapped)
-                return !verify_file(source->from, source->key, file, &watch, NULL);
-        if (source->mapped->size != file->size)
-                return false;
-        for (size_t i = 0; i < file->chunk_count; i++)
-                if (sum_crc64(0, (const char *)source->mapped->data + i * file->chunk_bytes, chunk_size(file, i)) != file->chunks[i])
-                        return false;
-        return true;
-}
-
-static enum nebula_status write_chunk(const struct source *source, const struct record_file *file, size_t index, int fd, char *buffer, const char *path,
-                                      struct nebula_error *error)
-{
-        uint64_t offset = (uint64_t)index * file->chunk_bytes, size = chunk_size(file, index);
-        int result = os_read_at(fd, buffer, size, offset);
-        enum nebula_status status = NEBULA_OK;
-
-        if (!result && sum_crc64(0, buffer, size) == file->chunks[index])
-                return NEBULA_OK;
-        if (source->mapped)
-                memcpy(buffer, (const char *)source->mapped->data + offset, size);
-        else
-                status = verify_chunk(source->from, source->key, buffer, offset, size, file->chunks[index], error);
-        if (status)
-                return status;
-        result = os_write_at(fd, buffer, size, offset);
-        return result < 0 ? error_set(error, error_status_of_errno(-result), -result, "%.300s cannot be repaired", path) : NEBULA_OK;
-}
-
-static enum nebula_status write_into(struct store *store, const char *key, const struct record_file *file, const struct source *source,
-                                     struct nebula_error *error)
-{
-        char *buffer = malloc((size_t)file->chunk_bytes + 1);
-        int fd = buffer ? os->open_below(store->root, key, OS_READ | OS_WRITE) : -ENOMEM, result;
-        enum nebula_status status = NEBULA_OK;
-
-        if (fd == -ENOENT)
-                fd = os->open_below(store->root, key, OS_READ | OS_WRITE | OS_CREATE | OS_EXCLUSIVE | OS_SHARED);
-        for (size_t i = 0; fd >= 0 && !status && i < file->chunk_count; i++)
-                status = write_chunk(source, file, i, fd, buffer, key, error);
-        free(buffer);
-        if (fd < 0)
-                return error_set(error, error_status_of_errno(-fd), -fd, "%.300s/%.300s cannot be opened to repair it", store->root, key);
-        result = status ? 0 : os->truncate(fd, file->size);
-        if (!result && !status)
-                result = os_sync(fd);
-        os->close(fd);
-        return result < 0 ? error_set(error, error_status_of_errno(-result), -result, "%.300s/%.300s cannot be repaired", store->root, key) : status;
-}
-
-static enum nebula_status upload(struct store *store, const char *key, const struct mapped *mapped, struct nebula_error *error)
-{
-        const struct store_object object = { .key = key, .data = mapped->data, .size = mapped->size };
-        struct store_upload *upload = NULL;
-        enum nebula_status status = store->ops->upload(store, &object, 1, &upload, error);
-
-        return status ? status : store->ops->publish(store, upload, error);
-}
-
-/* No sweep takes the object for debris: a manifest names it. */
-static void no_beat(void *argument)
-{
-        (void)argument;
-}
-
-static enum nebula_status write_again(struct store *store, const char *key, const struct record_file *file, const struct source *source,
-                                      struct nebula_error *error)
-{
-        const struct transfer transfer = { .from = source->from, .to = store };
-        static const struct transfer_pulse pulse = { no_beat, NULL };
-        enum nebula_status status = store_remove_one(store, key, error);
-
-        if (status && status != NEBULA_NOT_FOUND)
-                return status;
-        return source->mapped ? upload(store, key, source->mapped, error) : transfer_object(&transfer, source->key, key, file, &pulse, error);
-}
-
-static bool repair_from(struct store *store, const char *key, const struct record_file *file, const struct source *source)
-{
-        static const struct verify_watch watch;
         struct nebula_error error = { 0 };
-        bool is_path = store->ops->features(store) & STORE_PATHS;
-        enum nebula_status status;
+        enum nebula_status status = repair_object(store, key, file, source, &error);
 
-        if (!is_sound(source, file))
-                return false;
-        status = (is_path ? write_into : write_again)(store, key, file, source, &error);
-        if (!status)
-                status = verify_file(store, key, file, &watch, &error);
-        if (status)
+        if (status && status != NEBULA_INVALID)
                 cli_complain("%s", error.message);
         return !status;
 }
@@ -141,7 +35,7 @@ static bool from_memory(struct store *store, const struct manifest *manifest, co
 {
         struct cli_agent *agent = NULL;
         struct mapped mapped;
-        struct source source = { .mapped = &mapped };
+        struct repair_source source;
         uint64_t id;
         bool is_repaired = false;
 
@@ -149,6 +43,7 @@ static bool from_memory(struct store *store, const struct manifest *manifest, co
                 return false;
         if (!cli_agent_find(agent, store->root, manifest->tag, &id, NULL) &&
             !mapped_open_memory(agent, id, file->name, &mapped, NULL)) {
+                source = (struct repair_source){ .data = mapped.data, .size = mapped.size };
                 is_repaired = repair_from(store, key, file, &source);
                 mapped_close(&mapped);
         }
@@ -160,7 +55,7 @@ static bool from_store(struct store *store, const struct manifest *manifest, str
 {
         struct manifest there = { 0 };
         const struct manifest_file *found;
-        struct source source = { .from = from };
+        struct repair_source source = { .from = from };
         bool is_repaired = false;
 
         if (manifest_load(from, manifest->tag, &there, NULL))

@@ -2,9 +2,6 @@
  * repair.h - gives damaged files of a stored version their bytes back: from the agent's memory, which asks other nodes' memory, too, or from
  * another storage that has the version; its records and its manifest from another storage alone. Every byte is compared with the version's own checksums first, so it does not matter whose it is.
  *
- * In a directory it writes the damaged chunks into the file, so that other names of the file are repaired, too. In an object store it removes the object and
- * writes it again. If that is interrupted, the file is missing, and a later call repairs it.
- *
  * Threads: no shared state.
  */
 #ifndef NB_CLI_REPAIR_H

@@ -51,6 +51,7 @@ static const struct {
         [IPC_PREPARE] = { sizeof(struct ipc_prepare), 0, { { 0, 0 } } },
         [IPC_FETCH] = { sizeof(struct ipc_fetch), 0, { { 0, 0 } } },
         [IPC_KEEP] = { sizeof(struct ipc_keep), 0, { TEXT(ipc_keep, tag), TEXT(ipc_keep, reason) } },
+        [IPC_COMPARED] = { sizeof(struct ipc_compared), 0, { TEXT(ipc_compared, tag) } },
         [IPC_SPARE] = { sizeof(struct ipc_spare), sizeof(struct ipc_spare_image), { { 0, 0 } } },
 };
 

@@ -64,7 +64,8 @@ enum ipc_type {
         IPC_FETCH,      /* ipc_fetch -> empty: these chunks of an image are there. NEBULA_BUSY: the agent has no such image any more */
         IPC_SPARE,      /* ipc_spare -> ipc_spare_image + fd: a spare image for a hinted file, which the client may map before its save */
         IPC_KEEP,       /* ipc_keep -> empty: pins a tag, takes a pin back, or removes a version from storage */
-        IPC_TYPE_LAST = IPC_KEEP,
+        IPC_COMPARED,   /* ipc_compared -> empty: the client has compared a version in storage with its checksums */
+        IPC_TYPE_LAST = IPC_COMPARED,
 };
 
 struct ipc_header {
@@ -262,6 +263,11 @@ struct ipc_keep {
         uint32_t what, unused;
         char tag[IPC_NAME_MAX];
         char reason[IPC_REASON_MAX]; /* of a pin */
+};
+struct ipc_compared {
+        uint64_t sequence;
+        uint32_t is_whole, unused;
+        char tag[IPC_NAME_MAX];
 };
 struct ipc_stop {
         uint32_t now, unused; /* now: drop the memory tier too */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "store/announce.h"
 #include "store/index.h"
 #include "store/manifest_keys.h"
 #include "store/manifest_load.h"
@@ -163,6 +164,28 @@ static enum nebula_status drop_index(const struct removing *removing, struct neb
         return status;
 }
 
+/* The nodes of a run count its writings of a tag, and a node whose agent was restarted counts their documents, which go. */
+static enum nebula_status leave_count(const struct removing *removing, struct nebula_error *error)
+{
+        const struct manifest *manifest = removing->manifest;
+        char run[WRITING_MAX];
+        uint64_t count;
+
+        if (!manifest || manifest->world < 2)
+                return NEBULA_OK;
+        writing_prefix(manifest->job, manifest->run, manifest->writing, run);
+        count = manifest->writing;
+        for (size_t i = 0; i < removing->objects.count; i++) {
+                const char *name = manifest_behind_private(removing->objects.entries[i].key, removing->directory);
+                struct announce_name document;
+
+                if (name && !strncmp(name, "committed-", 10) && announce_name_parse(name, &document) &&
+                    !strncmp(document.writing, run, WRITING_RUN_CHARS) && document.number > count)
+                        count = document.number;
+        }
+        return tag_log_set_writings(removing->store, removing->directory, run, count, error);
+}
+
 /* Another removal, with this number or a later one, may have ended since the log was read. Then the version is gone, this entry is dead,
  * and the listed names may belong to a later writer. */
 static enum nebula_status carry_out(struct removing *removing, uint64_t newest, struct nebula_error *error)
@@ -174,6 +197,8 @@ static enum nebula_status carry_out(struct removing *removing, uint64_t newest, 
                 status = add_all_unlisted(removing, newest, error);
         if (!status && removing->manifest)
                 status = drop_index(removing, error);
+        if (!status)
+                status = leave_count(removing, error);
         if (!status)
                 status = enter(removing, error);
         if (!status)

@@ -307,6 +307,37 @@ enum nebula_status tag_log_set_removed(struct store *store, const char *director
         return NEBULA_OK;
 }
 
+static void writings_key(const char *directory, const char *run, char ret_key[MANIFEST_KEY_MAX])
+{
+        snprintf(ret_key, MANIFEST_KEY_MAX, REMOVED_DIRECTORY "/%s/%.*s", directory, WRITING_RUN_CHARS, run);
+}
+
+enum nebula_status tag_log_set_writings(struct store *store, const char *directory, const char *run, uint64_t count, struct nebula_error *error)
+{
+        char key[MANIFEST_KEY_MAX], text[32];
+        int size = snprintf(text, sizeof text, "%" PRIu64 "\n", count);
+
+        writings_key(directory, run, key);
+        return store->ops->put(store, key, text, (size_t)size, STORE_ALWAYS, NULL, NULL, error);
+}
+
+enum nebula_status tag_log_writings(struct store *store, const char *directory, const char *run, uint64_t *ret_count, struct nebula_error *error)
+{
+        char key[MANIFEST_KEY_MAX], *text;
+        size_t size;
+        enum nebula_status status;
+
+        writings_key(directory, run, key);
+        status = document_get(store, key, &text, &size, NULL, error);
+        if (status)
+                return status;
+        if (size && text[size - 1] == '\n')
+                text[--size] = 0;
+        *ret_count = removed_number(text);
+        free(text);
+        return *ret_count ? NEBULA_OK : error_set(error, NEBULA_CORRUPT, 0, "%s/%s is no number", store->root, key);
+}
+
 enum nebula_status tag_log_sweep_before(struct store *store, int64_t before_ns, struct nebula_error *error)
 {
         return store_remove_before(store, REMOVED_DIRECTORY "/", before_ns, error);

@@ -56,6 +56,10 @@ enum nebula_status tag_log_key(const char *directory, uint64_t number, char ret_
 /* The number of the last finished removal of an encoded tag; 0: none. */
 enum nebula_status tag_log_removed(struct store *store, const char *directory, uint64_t *ret_number, struct nebula_error *error);
 enum nebula_status tag_log_set_removed(struct store *store, const char *directory, uint64_t number, struct nebula_error *error);
+/* How often a run has written the tag, for nodes that count the writings of a tag that was removed. `run`: the first WRITING_RUN_CHARS of
+ * writing_prefix. The object <root>/.nebula/removed/<tag>/<run> has the number. NEBULA_NOT_FOUND: no removal has left one. */
+enum nebula_status tag_log_set_writings(struct store *store, const char *directory, const char *run, uint64_t count, struct nebula_error *error);
+enum nebula_status tag_log_writings(struct store *store, const char *directory, const char *run, uint64_t *ret_count, struct nebula_error *error);
 /* Removes the numbers of removals that ended so long ago. A writer or a removal that pauses for longer can take the number of such an entry again. */
 #define TAG_LOG_REST_NS (7 * 86400 * INT64_C(1000000000))
 enum nebula_status tag_log_sweep(struct store *store, int64_t age_ns, struct nebula_error *error);

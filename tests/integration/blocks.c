@@ -77,8 +77,12 @@ int main(int argc, char **argv)
         if (argc != 3 || nebula_mpi_open(MPI_COMM_WORLD, argv[1], &session, &error))
                 MPI_Abort(MPI_COMM_WORLD, 2);
         is_less = !strcmp(argv[2], "save less");
-        is_save = is_less || !strcmp(argv[2], "save");
+        is_save = !strncmp(argv[2], "save", 4);
         block = part_of(rank, world, !is_save);
+        if (!strcmp(argv[2], "save overlaps") || !strcmp(argv[2], "save a gap"))
+                block.size[0] += rank < world - 1; /* the first row of the next rank, too */
+        if (!strcmp(argv[2], "save a gap"))
+                block.size[0] -= rank == world - 1; /* no rank has the last row */
         if (!strcmp(argv[2], "another type") && rank == world - 1)
                 block.dtype = NEBULA_DTYPE_F64;
         status = is_save ? save(session, &block, is_less, data, &error) : load(session, &block, data, &wrong, &error);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import json
 import os
@@ -626,6 +627,46 @@ def test_two_copies_lie_on_two_other_nodes_and_either_is_enough(world):
         alone = {"NEBULA_PEERS": f"127.0.0.1:{node.record()['port']}", "NEBULA_SECRET_FILE": secret}
         assert a.run(LOAD, replicas=2, **alone).split()[0] == "global_step2"
         a.lose()
+
+
+def change_copy(pid: int, contents: bytes) -> None:
+    """Changes one byte of a copy in the memory of an agent that lives: copies have no files."""
+    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            words = line.split(maxsplit=5)
+            if "w" not in words[1] or len(words) < 6 or not ("memfd" in words[5] or "(deleted)" in words[5]):
+                continue
+            first, end = (int(word, 16) for word in words[0].split("-"))
+            memory.seek(first)
+            at = memory.read(end - first).find(contents)
+            if at >= 0:
+                memory.seek(first + at)
+                memory.write(bytes([contents[0] ^ 1]))
+                return
+    raise AssertionError("the copy is not in the agent's memory")
+
+
+# fault (Memory): Bytes of a copy change in the memory of another node.
+# result: The first reader finds that. The node drops the copy, and the owner of the version sends it again.
+def test_a_copy_whose_bytes_have_changed_is_dropped_and_sent_again(world):
+    b = world.holder("b")
+    a = world.node("a")
+    job = a.start("first(); copied(save(1)); say('there'); sys.stdin.readline()")
+    assert job.stdout.readline() == "there\n", a.log
+    change_copy(b.agent(), array.array("f", [at % 97 + 1.0 for at in range(50_000, 60_000)]).tobytes())
+    alone = {"NEBULA_PEERS": f"127.0.0.1:{b.record()['port']}", "NEBULA_SECRET_FILE": str(world.persist / ".nebula" / "secret")}
+    c = world.node("c")
+    tried = """
+    found = nm.get_latest_checkpoint()
+    try:
+        found.load("model.pt")
+    except nm.NebulaError as error:
+        say(found.tag, str(error))
+    """
+    assert "is damaged in the memory of the node that keeps its copy" in c.run(tried, **alone), b.log
+    until(lambda: a.log.count('global_step1 is replicated on node "b"') == 2, what="the second copy")
+    c.lose()
+    assert c.run(LOAD, **alone).split()[0] == "global_step1", b.log
 
 
 def test_a_copy_too_few_is_said_and_the_other_one_is_made(world):

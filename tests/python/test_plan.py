@@ -206,7 +206,8 @@ def test_a_plan_names_each_number_and_where_it_comes_from(capsys):
     assert [one["stage"] for one in plan["memory"]["stages"]] == [0, 1, 2, 3]
     assert plan["stage"]["stage"] == 2 and plan["memory"]["stages"][2]["estimator_bytes"] == 2 * 7e9 + int(18 * 7e9 / 32)
     assert plan["checkpoint"]["total_bytes"] == 14 * 7e9
-    # Rank 0's node also writes the weights. Two versions of it, and two for a peer.
+    # Rank 0's node also writes the weights. Two versions of it, because a save comes before the last one is durable, and two for a peer.
+    assert plan["ways"][2]["memory_interval_s"] < plan["ways"][2]["storage_interval_s"] and plan["job"]["versions_in_memory"] == 2
     assert plan["checkpoint"]["node_bytes"] == pytest.approx(12 * 7e9 / 4 + 2 * 7e9)
     assert plan["checkpoint"]["node_memory_bytes"] == pytest.approx(4 * plan["checkpoint"]["node_bytes"])
     assert plan["times"]["durable_s"] == pytest.approx(plan["checkpoint"]["node_bytes"] / (2 << 30))
@@ -215,6 +216,16 @@ def test_a_plan_names_each_number_and_where_it_comes_from(capsys):
     assert plan["storage"]["cost_per_month_usd"] == pytest.approx(4 * 98 * 0.018)
     code, text, _ = run(capsys, "--params", "7B", "--nodes", 4, "--step-time", "5s")
     assert code == 0 and "steps" in text and "<- use this" in text and "the guide's 20 bytes" in text and "DeepSpeed 0.19.6" in text
+
+
+def test_a_job_whose_versions_are_durable_before_the_next_save_needs_memory_for_one(capsys):
+    job = ("--params", "7B", "--nodes", 1, "--survives", 0, "--storage-write", "2G")
+    code, plan = told(capsys, *job)
+    assert code == 0 and plan["ways"][1]["memory_interval_s"] == plan["ways"][1]["storage_interval_s"] > plan["times"]["durable_s"]
+    assert plan["job"]["versions_in_memory"] == 1 and plan["checkpoint"]["node_memory_bytes"] == plan["checkpoint"]["node_bytes"]
+    assert "a version of its share" in run(capsys, *job)[1]
+    room = f"{math.ceil(plan['checkpoint']['node_bytes'] / 2**30)}G"
+    assert told(capsys, *job, "--host-memory", room)[0] == 0 and told(capsys, *job, "--host-memory", room, "--survives", 0.99)[0] == 1
 
 
 def test_a_plan_that_does_not_fit_says_which_number_is_short_and_by_how_much(capsys):

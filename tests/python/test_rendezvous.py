@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import signal
+import threading
 import time
 from datetime import datetime, timedelta, timezone
 
@@ -18,6 +19,7 @@ from nebulaml.elastic.store_cells import LogCells, StoreProcess, open_cells
 from rendezvous_promises import Promises, Unsteady, make_state, parts
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc
+from waiting import until
 
 
 @pytest.fixture
@@ -85,6 +87,23 @@ def test_a_directory_that_refuses_is_told_at_once(place):
     with pytest.raises(Exception, match="storage"):
         Backend("nebula-store", LogCells(process, True), "job").set_state(b"x")
     assert time.monotonic() - begun < 20
+    process.close()
+
+
+def test_storage_that_hangs_is_told_and_its_answer_still_taken(place, caplog):
+    place.storage.mkdir(exist_ok=True)
+    process = StoreProcess(str(place.storage), slow_s=0.1)
+    process.ask(do="features")
+    stopped, found = process._process.pid, []
+    os.kill(stopped, signal.SIGSTOP)
+    asking = threading.Thread(target=lambda: found.append(process.ask(do="list", prefix="")))
+    asking.start()
+    try:
+        until(lambda: "has not answered for" in caplog.text, what="the warning")
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    asking.join(60)
+    assert found == [{"entries": []}]
     process.close()
 
 

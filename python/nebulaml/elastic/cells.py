@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["PATIENCE_S", "PAUSE_MOST_S", "STATE", "Cell", "CellCorrupt", "CellUnreachable", "Cells", "Documents", "Entry", "escape"]
 
+_LOGGER = logging.getLogger("nebulaml.elastic")
 STATE = "state"  # the name of the cell that holds the rendezvous
 PATIENCE_S = 120.0  # seconds that storage may be unreachable before a request fails
 PAUSE_MOST_S = 5.0  # between two requests to storage that is away: so long after its return, each node has found it
@@ -153,13 +155,19 @@ class Documents:
         return self._patiently(self.cells.clock)
 
     def _patiently(self, request: Any) -> Any:
-        deadline, pause = time.monotonic() + self._patience_s, _PAUSES_S[0]
+        deadline, pause, is_away = time.monotonic() + self._patience_s, _PAUSES_S[0], False
         while True:
             try:
-                return request()
-            except CellUnreachable:
+                found = request()
+                if is_away:
+                    _LOGGER.warning("the storage of the rendezvous answers again")
+                return found
+            except CellUnreachable as failure:
                 self.failures += 1
                 if time.monotonic() + pause >= deadline:
                     raise
+                if not is_away:
+                    _LOGGER.warning("the storage of the rendezvous fails, this node asks it again for %.0f s: %s", self._patience_s, failure)
+                is_away = True
             time.sleep(pause)
             pause = min(2 * pause, _PAUSES_S[1])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import math
 import os
 import select
 import subprocess
@@ -22,8 +24,10 @@ from .cells import STATE, Cell, CellCorrupt, Cells, CellUnreachable, Entry
 
 __all__ = ["LogCells", "ObjectCells", "StoreProcess", "open_cells"]
 
+_LOGGER = logging.getLogger("nebulaml.elastic")
 ROOT = ".nebula/rendezvous"
 _LIMIT_S = 150.0  # seconds; the drivers themselves repeat for 2 minutes
+_SLOW_S = 10.0
 _KEPT = 16  # newest entries of a log that always stay
 _KEPT_S = 60.0  # seconds by the store's clock: younger entries stay, too
 _FRESH_S = 20.0  # within this time after an entry was the newest, the next one cannot have been created and removed
@@ -34,10 +38,11 @@ class StoreProcess:
     """A ``nebula store`` process of its own. Any thread may ask. If the process has died, the next request starts another one.
 
     limit_s: seconds in which it must answer. The drivers themselves repeat for 2 minutes, and a large file takes its time.
+    slow_s: after so many seconds without an answer, a warning says so.
     """
 
-    def __init__(self, url: str, limit_s: float = _LIMIT_S) -> None:
-        self._url, self._limit_s = url, limit_s
+    def __init__(self, url: str, limit_s: float = _LIMIT_S, slow_s: float = math.inf) -> None:
+        self._url, self._limit_s, self._slow_s = url, limit_s, slow_s
         self._lock = threading.Lock()  # guards what follows
         self._process: subprocess.Popen[bytes] | None = None
         self._received = b""
@@ -73,11 +78,18 @@ class StoreProcess:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(line)
         process.stdin.flush()
-        deadline = time.monotonic() + self._limit_s
+        begun = time.monotonic()
+        deadline, slow = begun + self._limit_s, begun + self._slow_s
         answers = select.poll()  # select.select takes no descriptor above 1023
         answers.register(process.stdout, select.POLLIN)
         while b"\n" not in self._received:
-            if not answers.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            if not answers.poll(max(0.0, min(deadline, slow) - time.monotonic()) * 1000):
+                if slow < deadline:
+                    _LOGGER.warning(
+                        "the storage of the rendezvous has not answered for %.0f s, this node waits %.0f s for it", self._slow_s, self._limit_s
+                    )
+                    slow = deadline
+                    continue
                 raise EOFError(f"no answer in {self._limit_s:.0f} s")
             piece = os.read(process.stdout.fileno(), 1 << 20)
             if not piece:
@@ -114,7 +126,7 @@ class StoreProcess:
 
 def open_cells(url: str) -> Cells:
     """Returns the cells of a directory or a URL."""
-    process = StoreProcess(config.clean_path(url) or "")
+    process = StoreProcess(config.clean_path(url) or "", slow_s=_SLOW_S)
     features = process.ask(do="features")
     if features["puts_if_same"]:
         return ObjectCells(process)

@@ -33,7 +33,7 @@ def build(plan: Plan, persist_path: str | None) -> dict[str, Any]:
             "enabled": True,
             "persistent_storage_path": persist_path or "checkpoints",
             "persistent_time_interval": math.ceil(every) if math.isfinite(every) else 86400,
-            "num_of_version_in_retention": plan.job.versions,
+            "num_of_version_in_retention": 1,
             "enable_nebula_load": True,
         },
         # `deepspeed --autotuning tune train.py --deepspeed_config ds_config.json` searches the micro batch, with this switched on.

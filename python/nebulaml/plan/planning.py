@@ -48,7 +48,6 @@ class Job:
     survives_replica: Figure
     keep_last: int
     replicas: int
-    versions: int = 2
     overlap: bool = False
     blocked_s: Figure | None = None
     step_s: float = 0.0
@@ -100,18 +99,21 @@ class Way:
     goodput: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """The needs of a job. `short` is empty if it fits."""
+COPIES = 2  # that a node keeps of a peer's share: the copy before stays until the next one has arrived
 
-    job: Job
-    stages: list[StageNeed]
-    stage: StageNeed
-    reason: str
+
+def versions(way: Way) -> int:
+    """Returns how many versions of its share a node has in memory: one if each is durable before the next save begins, else two."""
+    return 1 if way.memory_interval_s is None or way.memory_interval_s >= way.storage_interval_s else 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """The sizes of a checkpoint at one ZeRO stage, how long it takes, and the ways to save it."""
+
     rank_bytes: float
     node_bytes: float
     total_bytes: float
-    node_memory: float  # for the versions of this node, and for copies of its peers' versions
     blocked_s: float
     captured_s: float
     replicated_s: float
@@ -121,6 +123,22 @@ class Plan:
     resume_storage_s: float
     load_bytes: float
     ways: list[Way]
+    chosen: Way
+    node_memory: float  # for the versions of this node, and for copies of its peers' versions
+
+    @property
+    def versions(self) -> int:
+        return versions(self.chosen)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan(Times):
+    """The needs of a job. `short` is empty if it fits."""
+
+    job: Job
+    stages: list[StageNeed]
+    stage: StageNeed
+    reason: str
     stored_bytes: float
     cost_per_month: float
     short: list[Short]
@@ -140,10 +158,6 @@ class Plan:
         """The bytes per second that are written on average."""
         return self.total_bytes / self.chosen.storage_interval_s
 
-    @property
-    def chosen(self) -> Way:
-        return self.ways[2 if self.job.replicas and len(self.ways) > 2 else 1]
-
 
 def _need(job: Job, stage: int, offload: str) -> StageNeed:
     parameters, gpus = job.model.parameters, job.gpus
@@ -152,7 +166,7 @@ def _need(job: Job, stage: int, offload: str) -> StageNeed:
     need = share.gpu if share else guide
     # Without offload the estimators' host memory is needed only at the start: it is free again when training saves.
     host = share.host if share and offload != "none" else 0.0
-    versions = job.versions * (1 + job.replicas) * memory.checkpoint(parameters, stage, job.gpus_per_node, job.nodes)[1]
+    versions = _times(job, stage).node_memory
     fits = need + job.activations.value <= job.gpu_memory.value and host + versions <= job.host_memory.value
     return StageNeed(stage, offload, guide, share.gpu if share else None, memory.autotuner(parameters, stage, gpus), host, need, fits)
 
@@ -191,16 +205,17 @@ def _nodes_that_fit(job: Job) -> int | None:
     return None
 
 
-def _short(job: Job, stage: StageNeed, node_memory: float, stored: float, resume_s: float) -> list[Short]:
+def _short(job: Job, stage: StageNeed, times: Times, stored: float) -> list[Short]:
+    resume_s = times.resume_storage_s
     found = []
     more = _nodes_that_fit(job) if not stage.fits else None
     advice = f"{more} nodes of this kind would do" if more else "no number of nodes of this kind would do"
     gpu = stage.need + job.activations.value
     if gpu > job.gpu_memory.value:
         found.append(Short(f"memory of a GPU at stage {stage.stage}", job.gpu_memory.value, gpu, "bytes", advice))
-    host = stage.host + node_memory
+    host = stage.host + times.node_memory
     if host > job.host_memory.value:
-        if job.replicas and host - node_memory * job.replicas / (1 + job.replicas) <= job.host_memory.value:
+        if job.replicas and host - times.node_bytes * COPIES * job.replicas <= job.host_memory.value:
             advice = "without replicas it fits: --replicas 0"
         found.append(Short("host memory of a node", job.host_memory.value, host, "bytes", advice))
     if stored > job.storage_space.value:
@@ -212,9 +227,11 @@ def _short(job: Job, stage: StageNeed, node_memory: float, stored: float, resume
     return found
 
 
-def _too_slow(job: Job, node_bytes: float, total_bytes: float, blocked_s: float, behind_s: float) -> list[Short]:
+def _too_slow(job: Job, times: Times) -> list[Short]:
     """Returns the rates at which failures interrupt every save, or every persist, so that the job makes no progress."""
     found = []
+    node_bytes, blocked_s = times.node_bytes, times.blocked_s
+    behind_s = max(0.0, times.captured_s - blocked_s)
     mtbf_s = job.mtbf_s.value
     copies = job.copy_rate.value
     if node_bytes / copies > mtbf_s:
@@ -224,7 +241,7 @@ def _too_slow(job: Job, node_bytes: float, total_bytes: float, blocked_s: float,
     lost = 1 - (job.survives_replica if job.replicas else job.survives_local).value
     left_s = mtbf_s / lost - behind_s if lost > 0 else math.inf
     advice = "a version is not durable before the next failure that memory does not survive"
-    for name, rate, size in (("storage write", job.write_rate, node_bytes), ("storage of all nodes", job.storage_rate, total_bytes)):
+    for name, rate, size in (("storage write", job.write_rate, node_bytes), ("storage of all nodes", job.storage_rate, times.total_bytes)):
         if 0 < left_s < size / rate.value:
             found.append(Short(name, rate.value, size / left_s, "bytes/s", advice))
     return found
@@ -242,20 +259,17 @@ def _way(name: str, job: Job, costs: interval.Costs) -> Way:
     return Way(name, costs, every, storage, interval.goodput(costs, every, storage))
 
 
-def make(job: Job) -> Plan:
-    """Makes the plan of a job. A job that does not fit has a plan, too: `short` names the reasons."""
+def _times(job: Job, stage: int) -> Times:
     parameters = job.model.parameters
-    stages, stage, reason = _choose(job)
-    rank_bytes, node_bytes, total_bytes = memory.checkpoint(parameters, stage.stage, job.gpus_per_node, job.nodes)
-    node_memory = node_bytes * job.versions * (1 + job.replicas)
+    rank_bytes, node_bytes, total_bytes = memory.checkpoint(parameters, stage, job.gpus_per_node, job.nodes)
     captured_s = node_bytes / job.copy_rate.value
     blocked_s = job.blocked_s.value if job.blocked_s else captured_s
     behind_s = max(0.0, captured_s - blocked_s)  # the part of the copy during which training goes on
     replicated_s = behind_s + node_bytes / job.network_rate.value
     durable_s = behind_s + max(node_bytes / job.write_rate.value, total_bytes / job.storage_rate.value)
     # Up to stage 2 each rank loads all weights; a node reads them once.
-    shard_bytes = 0.0 if stage.stage == 0 else parameters * memory.OPTIMIZER / job.gpus * job.gpus_per_node
-    load_bytes = {0: total_bytes, 3: node_bytes}.get(stage.stage, shard_bytes + parameters * memory.WEIGHTS)
+    shard_bytes = 0.0 if stage == 0 else parameters * memory.OPTIMIZER / job.gpus * job.gpus_per_node
+    load_bytes = {0: total_bytes, 3: node_bytes}.get(stage, shard_bytes + parameters * memory.WEIGHTS)
     restart_s = job.detect_s.value + job.restart_s.value
     resume_memory_s = restart_s + load_bytes / job.copy_rate.value
     resume_peer_s = restart_s + load_bytes / job.network_rate.value
@@ -271,11 +285,22 @@ def make(job: Job) -> Plan:
             local, survives=job.survives_replica.value, captured_s=replicated_s, resume_memory_s=max(resume_memory_s, resume_peer_s)
         )
         ways.append(_way("Nebula, copies on peers", job, copies))
-    stored = total_bytes * (job.keep_last + 1)
+    chosen = ways[2 if job.replicas and len(ways) > 2 else 1]
+    node_memory = node_bytes * (versions(chosen) + COPIES * job.replicas)
+    return Times(
+        rank_bytes, node_bytes, total_bytes, blocked_s, captured_s, replicated_s, durable_s, resume_memory_s, resume_peer_s, resume_storage_s,
+        load_bytes, ways, chosen, node_memory,
+    )  # fmt: skip
+
+
+def make(job: Job) -> Plan:
+    """Makes the plan of a job. A job that does not fit has a plan, too: `short` names the reasons."""
+    stages, stage, reason = _choose(job)
+    times = _times(job, stage.stage)
+    stored = times.total_bytes * (job.keep_last + 1)
     return Plan(
-        job, stages, stage, reason, rank_bytes, node_bytes, total_bytes, node_memory, blocked_s, captured_s, replicated_s, durable_s,
-        resume_memory_s, resume_peer_s, resume_storage_s, load_bytes, ways, stored, stored / GB * job.price.value,
-        _short(job, stage, node_memory, stored, resume_storage_s) + _too_slow(job, node_bytes, total_bytes, blocked_s, behind_s),
+        **vars(times), job=job, stages=stages, stage=stage, reason=reason, stored_bytes=stored,
+        cost_per_month=stored / GB * job.price.value, short=_short(job, stage, times, stored) + _too_slow(job, times),
     )  # fmt: skip
 
 
@@ -301,7 +326,7 @@ def document(plan: Plan) -> dict[str, Any]:
         "gpus_per_node": job.gpus_per_node,
         "gpus": job.gpus,
         "replicas": job.replicas,
-        "versions_in_memory": job.versions,
+        "versions_in_memory": plan.versions,
         "keep_last": job.keep_last,
         "overlap": job.overlap,
     }

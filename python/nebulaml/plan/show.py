@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from . import memory
-from .planning import Plan, Short
+from .planning import COPIES, Plan, Short
 
 __all__ = ["bytes_text", "seconds_text", "short_text", "text"]
 
@@ -77,10 +77,11 @@ def _checkpoint(plan: Plan) -> list[str]:
     load, read_rate = bytes_text(plan.load_bytes), bytes_text(job.read_rate.value)
     notice = f"{seconds_text(job.detect_s.value)} to notice, {seconds_text(job.restart_s.value)} to restart"
     goes_on = "; the copy goes on during training" if plan.captured_s > plan.blocked_s else ""
-    copies = f", and of {job.replicas} more per node for copies of peers" if job.replicas else ""
+    held = "a version of its share" if plan.versions == 1 else "2 versions of its share: a save comes before the last one is durable"
+    copies = f", and {COPIES} of each of {job.replicas} peers" if job.replicas > 1 else f", and {COPIES} of a peer's" if job.replicas else ""
     rows = [
         ["a checkpoint", bytes_text(plan.total_bytes), f"{bytes_text(plan.rank_bytes)} of the largest rank, {node} of its node"],
-        ["memory of a node", bytes_text(plan.node_memory), f"{job.versions} versions of its share{copies}"],
+        ["memory of a node", bytes_text(plan.node_memory), f"{held}{copies}"],
         ["a save blocks", seconds_text(plan.blocked_s), f"{node} at {bytes_text(job.copy_rate.value)}/s{goes_on}"],
     ]
     if job.nodes > 1:

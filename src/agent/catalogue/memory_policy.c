@@ -35,7 +35,7 @@ static size_t collect(struct job *job, bool leaves_leased, struct version ***ret
                 (*ret_versions)[used] = version;
                 (*ret_entries)[used] = (struct retain_entry){
                         .order = order_entry(version->tag, version->sequence, &version->line),
-                        .durable = version->stored,
+                        .durable = version_is_safe(version),
                         .unsaved = version_unsaved(version),
                         .busy = version->pins > 0 || (leaves_leased && (version->leases > 0 || version->is_awaited)),
                 };

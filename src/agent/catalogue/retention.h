@@ -10,7 +10,7 @@
 
 struct retain_entry {
         struct order_entry order; /* counts: it is complete */
-        bool durable;             /* storage has it */
+        bool durable;             /* storage has it, and is not known to have damaged it */
         bool unsaved;             /* should be persisted and is not durable */
         bool busy;                /* being read or written */
 };

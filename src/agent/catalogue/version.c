@@ -197,6 +197,49 @@ struct part *version_part_get(struct version *version, uint32_t rank)
         return part;
 }
 
+bool version_is_safe(const struct version *version)
+{
+        return version->stored && version->copy == COPY_TRUSTED;
+}
+
+void version_judge_copy(struct catalogue *catalogue, struct version *version, bool is_whole, const char *why)
+{
+        bool has_image = false;
+        enum version_copy copy;
+
+        for (size_t i = 0; i < version->file_count; i++)
+                has_image = has_image || version->files[i].image;
+        copy = is_whole ? COPY_TRUSTED : has_image ? COPY_DOUBTED : COPY_DAMAGED;
+        if (!version->stored || version->copy == copy)
+                return;
+        version->copy = copy;
+        for (size_t i = 0; i < version->file_count; i++)
+                version->files[i].stored = is_whole;
+        if (is_whole)
+                log_event(LOG_LEVEL_INFO, "%s is whole in %s again", version->tag, version->job->persist_path);
+        else
+                log_event(LOG_LEVEL_ERROR, "%s is damaged in %s, so it does not count as durable: %s", version->tag, version->job->persist_path, why);
+        version_mark_files(catalogue, version);
+        catalogue_signal(catalogue);
+}
+
+void catalogue_judge_copies(struct catalogue *catalogue, const char *persist_path, const char *tag, uint64_t sequence, bool is_whole, const char *why)
+{
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                for (struct version *version = strcmp(job->persist_path, persist_path) ? NULL : job->versions; version; version = version->next)
+                        if (!strcmp(version->tag, tag) && (!sequence || version_is(version, sequence)))
+                                version_judge_copy(catalogue, version, is_whole, why);
+}
+
+bool catalogue_doubts(const struct catalogue *catalogue, const char *persist_path, const struct manifest *manifest)
+{
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                for (const struct version *version = strcmp(job->persist_path, persist_path) ? NULL : job->versions; version; version = version->next)
+                        if (version->copy != COPY_TRUSTED && version_is(version, manifest->sequence) && !strcmp(version->tag, manifest->tag))
+                                return true;
+        return false;
+}
+
 bool version_follows(const struct version *version, uint64_t sequence)
 {
         return !version->sequence || version->sequence > sequence;
@@ -249,6 +292,8 @@ bool version_unsaved(const struct version *version)
 {
         const struct job *job = version->job;
 
+        if (version->in_memory && version->stored && version->copy == COPY_DOUBTED)
+                return true;
         if (!job->persist_path[0] || !persistable(version))
                 return false;
         if (version->wanted || job->settings.persist_interval_s <= 0)

@@ -45,6 +45,12 @@ struct part {
         int64_t blocked_ns, copy_ns, cpu_ns;
         uint64_t fault_count;
 };
+/* What is known of a version's files in storage. */
+enum version_copy {
+        COPY_TRUSTED, /* they were written, and no reader has found damage */
+        COPY_DOUBTED, /* a reader has found damage: the worker compares them with memory, and writes them again (persist/mend.h) */
+        COPY_DAMAGED, /* the agent could not write them again */
+};
 /* One writing of one tag. */
 struct version {
         struct version *next, *next_live, *next_marked;
@@ -76,6 +82,7 @@ struct version {
         bool is_spread;    /* it has ranks on other nodes: documents in storage are exchanged (world.h) */
         bool wanted;       /* a client asked for it to be durable */
         bool stored;       /* a manifest in storage names it */
+        enum version_copy copy;
         bool is_awaited;   /* a later writing of the tag takes its files over when storage has been read; it stays in memory while there is room */
         bool is_gone;      /* was durable, and another program has removed it from storage: searches for the newest skip it */
         bool line_due;     /* its line was given before storage was read */
@@ -121,6 +128,14 @@ void version_replaced(struct catalogue *catalogue, struct version *version);
 void version_give_way(struct catalogue *catalogue, struct version *version, uint64_t sequence);
 struct part *version_part(struct version *version, uint32_t rank); /* NULL: there is none */
 struct part *version_part_get(struct version *version, uint32_t rank); /* makes it if needed; NULL: an allocation failed */
+/* Whether storage has it and no reader has found it damaged there. Only then may the last image of it leave memory as one that is saved. */
+bool version_is_safe(const struct version *version);
+/* Call when a reader has found files of the version in storage missing or damaged, or all of them whole. */
+void version_judge_copy(struct catalogue *catalogue, struct version *version, bool is_whole, const char *why);
+/* The same for the versions of that tag and sequence (0: any) in the jobs of a storage path. */
+void catalogue_judge_copies(struct catalogue *catalogue, const char *persist_path, const char *tag, uint64_t sequence, bool is_whole, const char *why);
+/* Whether a reader has found the version of a manifest in that storage path damaged. */
+bool catalogue_doubts(const struct catalogue *catalogue, const char *persist_path, const struct manifest *manifest);
 /* Whether it was committed after that sequence, or will be. */
 bool version_follows(const struct version *version, uint64_t sequence);
 /* Whether it was committed with that sequence. */

@@ -1,4 +1,4 @@
-/* Pins of one tag, and removals that a program asks for: both beside the rules. */
+/* Pins of one tag, and removals that a program asks for: both beside the rules. And what a program has found in storage. */
 #include <string.h>
 
 #include "agent/clients/session_private.h"
@@ -60,4 +60,18 @@ enum nebula_status request_keep(struct connection *connection, const void *paylo
         catalogue_unlock(catalogue);
         (void)answer;
         return status;
+}
+
+enum nebula_status request_compared(struct connection *connection, const void *payload, struct answer *answer, struct nebula_error *error)
+{
+        struct catalogue *catalogue = connection->catalogue;
+        const struct ipc_compared *request = payload;
+
+        catalogue_lock(catalogue);
+        catalogue_judge_copies(catalogue, connection->session->job->persist_path, request->tag, request->sequence, request->is_whole,
+                               "a program has compared its files with their checksums");
+        catalogue_unlock(catalogue);
+        (void)answer;
+        (void)error;
+        return NEBULA_OK;
 }

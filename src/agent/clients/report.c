@@ -97,7 +97,7 @@ static json_t *version_json(const struct version *version)
                 snprintf(missing, sizeof missing, "its directory was removed from storage, or moved");
         add_source(sources, version->in_memory, "memory");
         add_source(sources, version->is_remote, "peer");
-        add_source(sources, version->stored, "storage");
+        add_source(sources, version_is_safe(version), "storage");
         for (size_t i = 0; i < version->file_count; i++)
                 add_file(files, version, &version->files[i], &size);
         for (size_t i = 0; rest && i < rest->file_count; i++)
@@ -430,6 +430,10 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
                         json_array_append_new(problems, json_string(scan.broken));
                 if (!status && session && session->role == IPC_ROLE_TRAINER && !passed)
                         passed = pass_over(store, session->job->name, &scan);
+                catalogue_lock(catalogue);
+                for (size_t j = 0; !status && j < scan.count; j++)
+                        scan.manifests[j].is_damaged |= catalogue_doubts(catalogue, jobs[i]->persist_path, &scan.manifests[j]);
+                catalogue_unlock(catalogue);
                 for (size_t j = 0; !status && j < scan.count; j++)
                         if (!scan.manifests[j].is_damaged && (!own_only || !strcmp(scan.manifests[j].job, session->job->name)))
                                 merge_stored(versions, row_count, &scan.manifests[j], jobs[i]->persist_path);

@@ -427,7 +427,7 @@ static const struct {
         [IPC_UNPUBLISH] = { request_unpublish, false }, [IPC_FIND_PATH] = { request_find_path, false, false, true },
         [IPC_WATCH] = { request_watch, false, false, true }, [IPC_PREPARE] = { request_prepare, true },
         [IPC_FETCH] = { request_fetch, false, false, true }, [IPC_SPARE] = { request_spare, true },
-        [IPC_KEEP] = { request_keep, false },
+        [IPC_KEEP] = { request_keep, false },         [IPC_COMPARED] = { request_compared, true },
 };
 
 /* Clears only the bytes that are sent: the largest answer takes kilobytes, most take none. */

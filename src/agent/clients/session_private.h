@@ -68,5 +68,6 @@ typedef enum nebula_status request_run(struct connection *connection, const void
 request_run request_hello, request_configure;
 request_run request_flush;
 request_run request_keep;
+request_run request_compared;
 
 #endif

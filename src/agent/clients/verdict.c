@@ -64,7 +64,7 @@ static void gather_version(const struct job *job, const struct version *version,
         }
         if (version->in_memory && lifecycle_complete(version->life.state) && !facts->complete)
                 facts->complete = version;
-        if (version->in_memory && version->stored && !version->pins && !version->leases)
+        if (version->in_memory && version_is_safe(version) && !version->pins && !version->leases)
                 facts->leaving += version_size(version);
         if (due_is_unwritten(version) && !version->is_remote) {
                 facts->unwritten = version;

@@ -37,7 +37,7 @@ static void carry_over_version(struct version *version, const struct version *be
                 if (!file)
                         continue;
                 file->format = old->format;
-                file->stored = old->stored || before->stored;
+                file->stored = old->stored || version_is_safe(before);
                 if (old->image && !old->image->restored) {
                         file->image = old->image;
                         memory_hold(file->image);

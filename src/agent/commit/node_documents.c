@@ -11,7 +11,9 @@
 #include "base/error.h"
 #include "os/os.h"
 #include "store/document.h"
+#include "store/manifest_keys.h"
 #include "store/manifest_load.h"
+#include "store/tag_log.h"
 
 static enum nebula_status key_of(const char *tag, const char *path, char key[MANIFEST_KEY_MAX], struct nebula_error *error)
 {
@@ -102,9 +104,21 @@ static bool lists_any(const struct committed *committed, const struct captured *
         return false;
 }
 
+/* The tag was removed, and its documents with it: the removal has left their number. */
+static enum nebula_status count_removed(struct store *store, const struct captured *own, uint64_t *ret_count, struct nebula_error *error)
+{
+        char directory[256], run[WRITING_MAX];
+        enum nebula_status status = name_encode(own->of.tag, directory, error);
+
+        writing_prefix(own->of.job, own->of.run, own->of.writing, run);
+        if (!status)
+                status = tag_log_writings(store, directory, run, ret_count, error);
+        return status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT ? NEBULA_OK : status;
+}
+
 /* The later writings come last, but for the length of their numbers. One that was given up may be the present one, and does not count. */
-enum nebula_status world_count_writings(struct store *store, const struct captured *own, uint64_t *ret_count, uint64_t *ret_without,
-                                        struct nebula_error *error)
+enum nebula_status world_count_writings(struct store *store, const struct captured *own, bool counts_removed, uint64_t *ret_count,
+                                        uint64_t *ret_without, struct nebula_error *error)
 {
         char prefix[ANNOUNCE_PATH_MAX], key[MANIFEST_KEY_MAX];
         struct store_list list;
@@ -139,6 +153,8 @@ enum nebula_status world_count_writings(struct store *store, const struct captur
                 committed_done(&committed);
         }
         store_list_done(&list);
+        if (!status && counts_removed && !*ret_count && !*ret_without)
+                status = count_removed(store, own, ret_count, error);
         return status;
 }
 

@@ -19,8 +19,8 @@ enum nebula_status world_write_captured(struct store *store, struct captured *ca
                                         struct nebula_error *error);
 /* *ret_count: the last writing of the tag in this run that other nodes have committed with ranks of `own`; 0: none. *ret_without: the last one that
  * they have committed without them. */
-enum nebula_status world_count_writings(struct store *store, const struct captured *own, uint64_t *ret_count, uint64_t *ret_without,
-                                        struct nebula_error *error);
+enum nebula_status world_count_writings(struct store *store, const struct captured *own, bool counts_removed, uint64_t *ret_count,
+                                        uint64_t *ret_without, struct nebula_error *error);
 enum nebula_status world_report_wanted(struct store *store, const struct announce_of *of, struct nebula_error *error);
 enum nebula_status world_is_wanted(struct store *store, const struct announce_of *of, bool *ret_is_wanted, struct nebula_error *error);
 /* Decides, unless another node has: then *ret_committed is that node's decision. All agents compute the same numbers from the documents,

@@ -266,6 +266,7 @@ static enum nebula_status count_writings(struct catalogue *catalogue, struct ver
         struct captured own;
         struct store *store;
         uint64_t before = version->writing, count = 0, without = 0;
+        bool is_first = before == 1; /* as far as this agent knows */
         enum nebula_status status;
 
         if (version->nodes->is_counted || version->adopted)
@@ -275,7 +276,7 @@ static enum nebula_status count_writings(struct catalogue *catalogue, struct ver
         catalogue_unlock(catalogue);
         status = storage_open(catalogue, version->job, &store, error);
         if (!status)
-                status = world_count_writings(store, &own, &count, &without, error);
+                status = world_count_writings(store, &own, is_first, &count, &without, error);
         captured_done(&own);
         catalogue_lock(catalogue);
         version->pins--;

@@ -678,6 +678,9 @@ enum nebula_status survival_record_read(struct catalogue *catalogue, uint64_t id
                 return error_set(error, blame(&reader), 0, "the survival log of \"%s\" %s", tag, reader.wrong);
         }
         version->stored = version->recorded = version->life.state == NEBULA_STATE_DURABLE;
+        for (size_t i = 0; version->stored && i < version->file_count; i++)
+                if (version->files[i].image && !version->files[i].stored)
+                        version->copy = COPY_DOUBTED; /* the agent before had heard of damage */
         job_saw_sequence(job, version->sequence);
         log_event(LOG_LEVEL_INFO, "took over %s, %s, %" PRIu64 " MiB", version->tag,
                   nebula_state_name(version->life.state), version_size(version) >> 20);

@@ -86,6 +86,11 @@ void copy_server_copies_free(struct copy_server *server, struct copy *taken)
         }
 }
 
+static bool is_from_owner(const struct visitor *visitor, const struct copy *copy)
+{
+        return visitor->is_owner && visitor->peer && visitor->peer->hello.nonce == copy->owner_nonce && copy_server_copy_is_for(copy, visitor->peer);
+}
+
 void copy_server_copy_spoilt(struct copy_server *server, struct copy *copy, size_t file)
 {
         bool was_dropped;
@@ -93,6 +98,12 @@ void copy_server_copy_spoilt(struct copy_server *server, struct copy *copy, size
         lock_take(&server->copy_server_lock);
         was_dropped = copy->dropped;
         copy->dropped = true;
+        for (size_t i = 0; i < VISITOR_MAX && !was_dropped; i++) {
+                const struct visitor *visitor = server->visitors[i];
+
+                if (visitor && is_from_owner(visitor, copy))
+                        peer_shutdown(visitor->peer); /* the owner connects again, and offers what it has */
+        }
         lock_give(&server->copy_server_lock);
         if (!was_dropped)
                 log_event(LOG_LEVEL_ERROR, "bytes of \"%s\" of %s have changed in this node's copy for node \"%s\", so the copy goes: test this node's memory",

@@ -98,7 +98,7 @@ void copy_server_copies_free(struct copy_server *server, struct copy *taken);
 /* The thread that has raised copy->users reads it no more. */
 void copy_server_copy_read(struct copy_server *server, struct copy *copy);
 
-/* Bytes of a copy that the caller reads have changed: nobody finds it any more. */
+/* Bytes of a copy that the caller reads have changed: no reader finds it any more, and its owner is to send it again. */
 void copy_server_copy_spoilt(struct copy_server *server, struct copy *copy, size_t file);
 
 /* Drops a copy that has not arrived whole. */

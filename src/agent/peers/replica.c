@@ -414,7 +414,7 @@ static int64_t tend_channel(struct replica *replica, const struct fan *fan, stru
         int64_t now = os->now_ns();
 
         if (channel->peer && peer_gone(channel->peer)) {
-                log_event(LOG_LEVEL_WARN, "node \"%s\", which holds copies of job \"%s\", has gone", channel->peer->hello.node, job->name);
+                log_event(LOG_LEVEL_WARN, "node \"%s\", which holds copies of job \"%s\", has gone, or has lost one of them", channel->peer->hello.node, job->name);
                 channel_close(channel);
                 forget_copies(channel);
         }

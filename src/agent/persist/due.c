@@ -7,16 +7,32 @@
 #include "agent/commit/commit_rule.h"
 #include "agent/commit/world.h"
 #include "agent/persist/due.h"
+#include "agent/persist/mend.h"
 #include "agent/persist/slots_private.h"
 #include "agent/persist/storage.h"
 #include "agent/publish/publish.h"
 #include "os/os.h"
 
+#define RETRY_FIRST_NS INT64_C(500000000)
+#define RETRY_MOST_NS INT64_C(30000000000)
 #define SEARCH_BEGINS_NS INT64_C(1000000000) /* a program that begins with a search has begun it by then */
 
 static int64_t earlier(int64_t a, int64_t b)
 {
         return a < b ? a : b;
+}
+
+int64_t due_back_off(uint32_t attempt)
+{
+        int64_t delay = RETRY_FIRST_NS;
+        uint32_t random = 0;
+
+        while (attempt-- > 1 && delay < RETRY_MOST_NS)
+                delay *= 2;
+        if (delay > RETRY_MOST_NS)
+                delay = RETRY_MOST_NS;
+        os->random(&random, sizeof random);
+        return delay * 3 / 4 + (int64_t)((double)delay / 2 * ((double)random / UINT32_MAX));
 }
 
 bool due_is_unwritten(const struct version *version)
@@ -29,6 +45,8 @@ bool due_is_unwritten(const struct version *version)
 static bool is_pending(const struct catalogue *catalogue, const struct job *job, int64_t since_ns)
 {
         if (job->persist->is_busy && (!job->persist->version || job->persist->version->persist->failed_ns < since_ns))
+                return true;
+        if (mend_pending(job, since_ns))
                 return true;
         if (publish_pending((struct catalogue *)catalogue, (struct job *)job, since_ns))
                 return true;

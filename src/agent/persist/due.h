@@ -6,6 +6,9 @@
 
 #include "agent/catalogue/catalogue.h"
 
+/* The pause before attempt number `attempt` + 1: 0.5 s, doubling to 30 s. A random quarter more or less keeps many agents from asking at the same
+ * moment. */
+int64_t due_back_off(uint32_t attempt);
 /* Whether the version is complete in memory, and storage is to have it and has not. */
 bool due_is_unwritten(const struct version *version);
 /* Whether a version of the job waits to be persisted, or is being persisted. due_any: of any job. */

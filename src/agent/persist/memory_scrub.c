@@ -73,7 +73,8 @@ static void condemn(struct catalogue *catalogue, const struct target *target, co
         finding_note(catalogue, version->job, FINDING_ROTTEN, version->tag,
                      "bytes of \"%.120s\" in memory have changed between byte %" PRIu64 " and %" PRIu64 ": %s. Test this node's memory", target->name,
                      chunk * IMAGE_CHUNK_BYTES, (chunk + 1) * IMAGE_CHUNK_BYTES,
-                     version->stored ? "the version leaves memory, and storage has it" : "the version is lost, because only memory had it");
+                     version_is_safe(version) ? "the version leaves memory, and storage has it" :
+                     version->stored ? "the version leaves memory, and storage has a damaged copy" : "the version is lost, because only memory had it");
         if (version->stored)
                 version_forget_memory(catalogue, version);
         else

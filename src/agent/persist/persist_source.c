@@ -69,7 +69,7 @@ static size_t add_record(struct earlier *earlier, const struct manifest *manifes
 }
 
 /* Of the versions of an earlier agent, the list has the files of the newest alone. */
-static void choose_source(const struct job *job, struct plan_file *file, struct earlier *earlier)
+static void choose_source(const struct catalogue *catalogue, const struct job *job, struct plan_file *file, struct earlier *earlier)
 {
         size_t looked = 0;
 
@@ -78,7 +78,7 @@ static void choose_source(const struct job *job, struct plan_file *file, struct 
                 const struct manifest_file *found;
                 size_t at;
 
-                if (strcmp(manifest->job, job->name) || manifest->is_damaged)
+                if (strcmp(manifest->job, job->name) || manifest->is_damaged || catalogue_doubts(catalogue, job->persist_path, manifest))
                         continue;
                 looked++;
                 found = manifest_find_file(manifest, file->name);
@@ -170,7 +170,7 @@ void plan_find_sources(struct plan *plan)
         looks = version->persist->attempt < ATTEMPTS_MAX && is_to_look(version->job->persist);
         for (size_t i = 0; i < plan->file_count && looks; i++)
                 if (!plan->files[i].carried && plan->files[i].size >= SOURCE_MIN)
-                        choose_source(version->job, &plan->files[i], earlier);
+                        choose_source(plan->catalogue, version->job, &plan->files[i], earlier);
         catalogue_unlock(plan->catalogue);
         for (size_t i = 0; i < earlier->count; i++)
                 load_record(plan, earlier, i);

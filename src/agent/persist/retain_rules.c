@@ -183,7 +183,9 @@ static enum nebula_status decide(struct catalogue *catalogue, struct job *job, c
                 const struct manifest *manifest = known->list[i];
 
                 entries[i] = order_entry(manifest->tag, manifest->sequence, &manifest->line);
-                entries[i].counts = !strcmp(manifest->job, job->name) && !is_of_rival(rivals, rival_count, manifest->run);
+                catalogue_lock(catalogue);
+                entries[i].counts = !strcmp(manifest->job, job->name) && !is_of_rival(rivals, rival_count, manifest->run) && !catalogue_doubts(catalogue, job->persist_path, manifest);
+                catalogue_unlock(catalogue);
         }
         if (!status && !(order_mark(entries, known->count) && order_stay(entries, known->count, rules, rule_count, stay, NULL)))
                 status = no_memory(error);

@@ -12,6 +12,7 @@
 #include "agent/memory/memory.h"
 #include "agent/persist/due.h"
 #include "agent/persist/lease.h"
+#include "agent/persist/mend.h"
 #include "agent/persist/persist.h"
 #include "agent/persist/progress.h"
 #include "agent/persist/retain.h"
@@ -23,26 +24,10 @@
 #include "os/thread.h"
 
 #define SECOND_NS 1000000000
-#define RETRY_FIRST_NS (SECOND_NS / 2)
-#define RETRY_MOST_NS (30 * (int64_t)SECOND_NS)
 
 static int64_t earlier(int64_t a, int64_t b)
 {
         return a < b ? a : b;
-}
-
-/* 0.5 s, doubling to 30 s. A random quarter more or less keeps many agents from asking at the same moment. */
-static int64_t back_off(uint32_t attempt)
-{
-        int64_t delay = RETRY_FIRST_NS;
-        uint32_t random = 0;
-
-        while (attempt-- > 1 && delay < RETRY_MOST_NS)
-                delay *= 2;
-        if (delay > RETRY_MOST_NS)
-                delay = RETRY_MOST_NS;
-        os->random(&random, sizeof random);
-        return delay * 3 / 4 + (int64_t)((double)delay / 2 * ((double)random / UINT32_MAX));
 }
 
 /* The time since which attempts fail. The newest version may have come when storage had failed for long, so its own time counts, or a
@@ -73,7 +58,7 @@ static void attempt_failed(struct catalogue *catalogue, struct version *version,
         if (!version->persist->attempt++)
                 version->persist->failing_since_ns = now;
         version->persist->failed_ns = now;
-        version->persist->retry_at_ns = now + back_off(version->persist->attempt);
+        version->persist->retry_at_ns = now + due_back_off(version->persist->attempt);
         if (job->persist->attempt == 1) /* the verdict repeats it */
                 log_event(LOG_LEVEL_WARN, "%s cannot be written, the agent tries again: %s", version->tag, error->message);
         if (now - tried_since(job, version) >= (int64_t)catalogue->give_up_s * SECOND_NS) {
@@ -134,7 +119,7 @@ static bool is_spilled(const struct version *version)
 
 static void retain_failed(struct job *job, const struct nebula_error *error)
 {
-        job->storage->retain_at_ns = os->now_ns() + back_off(++job->storage->retain_attempt);
+        job->storage->retain_at_ns = os->now_ns() + due_back_off(++job->storage->retain_attempt);
         log_event(LOG_LEVEL_WARN, "the rules that remove checkpoints from %s cannot be applied yet, the agent tries again: %s", job->persist_path,
                   error->message);
 }
@@ -250,7 +235,7 @@ static void scan_one(struct catalogue *catalogue, struct job *job)
         if (status) {
                 job->scan_due = true;
                 job->storage->error = error;
-                job->storage->scan_at_ns = os->now_ns() + back_off(++job->storage->scan_attempt);
+                job->storage->scan_at_ns = os->now_ns() + due_back_off(++job->storage->scan_attempt);
                 if (job->storage->scan_attempt == 1)
                         log_event(LOG_LEVEL_WARN, "%s cannot be listed yet, the agent tries again: %s", job->persist_path, error.message);
         } else {
@@ -316,6 +301,9 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
                 if (lease_work(catalogue, job, now, due))
                         return true;
         }
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                if (job->lane == lane && mend_work(catalogue, job, now, due))
+                        return true;
         version = due_next(catalogue, lane, false, now, due);
         if (!version)
                 version = due_next(catalogue, lane, true, now, due);

@@ -40,10 +40,16 @@ static void find_stored(struct catalogue *catalogue, struct job *job, const stru
                         struct stored *ret_stored)
 {
         const struct manifest_file *file;
+        const struct version *version;
         struct nebula_error error;
         struct store *store;
+        bool is_damaged;
 
-        if (storage_open(catalogue, job, &store, &error) || manifest_load(store, publish->tag, &ret_stored->manifest, &error))
+        catalogue_lock(catalogue);
+        version = catalogue_version(catalogue, publish->version_id);
+        is_damaged = version && version->copy != COPY_TRUSTED;
+        catalogue_unlock(catalogue);
+        if (is_damaged || storage_open(catalogue, job, &store, &error) || manifest_load(store, publish->tag, &ret_stored->manifest, &error))
                 return;
         file = manifest_find_file(&ret_stored->manifest, name);
         /* A later writing of the tag may have replaced the file or carried it over. */

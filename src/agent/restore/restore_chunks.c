@@ -365,6 +365,8 @@ static enum nebula_status fill(struct catalogue *catalogue, struct version *vers
         }
         if (!status && image->chunks->here_count == image->chunks->chunk_count)
                 promote(version, image);
+        if (status == NEBULA_CORRUPT)
+                version_judge_copy(catalogue, version, false, "a chunk of it is not what its checksum says");
         version->pins--;
         memory_drop(catalogue->memory, image);
         return status;

@@ -372,6 +372,15 @@ static void take_memory(const struct in_memory *memory, const struct stored *sto
         passed_report(&stored->passed, ret_found);
 }
 
+/* A policy for signatures may refuse files that are whole, so its searches prove no damage. */
+static void judge_copies(struct catalogue *catalogue, const struct job *job, const char *tag, const struct stored *stored)
+{
+        if (*tag && stored->status == NEBULA_CORRUPT)
+                catalogue_judge_copies(catalogue, job->persist_path, tag, 0, false, stored->error.message);
+        for (uint32_t i = 0; i < stored->passed.count; i++)
+                catalogue_judge_copies(catalogue, job->persist_path, stored->passed.list[i].tag, 0, false, stored->passed.list[i].reason);
+}
+
 /* Looks into storage, and takes the newer one of what is there and what memory has. False: look again. */
 static bool look_into_storage(struct catalogue *catalogue, const struct session *session, struct job *job, const char *path, bool own,
                               const struct ipc_find *request, const struct in_memory *memory, struct ipc_found *ret_found,
@@ -380,6 +389,7 @@ static bool look_into_storage(struct catalogue *catalogue, const struct session 
         struct search_scope scope = { .any_job = !own || session->role == IPC_ROLE_READER };
         enum verdict verdict = TAKE_MEMORY;
         struct stored stored;
+        bool proves_damage;
 
         if (!memory->is_there) {
                 restore_look(catalogue, job, request, &scope, &stored);
@@ -389,7 +399,10 @@ static bool look_into_storage(struct catalogue *catalogue, const struct session 
                 restore_look_patiently(catalogue, job, request, &scope, &stored);
         }
         *ret_status = NEBULA_OK;
+        proves_damage = storage_policy(catalogue, job) == TRUST_OFF;
         catalogue_lock(catalogue);
+        if (proves_damage)
+                judge_copies(catalogue, job, request->tag, &stored);
         if (memory->is_there && stored.status && stored.status != NEBULA_NOT_FOUND)
                 take_unseen(job, session, request, memory, &stored.error, ret_found);
         else if ((verdict = judge(catalogue, session, request, memory, &stored)) == TAKE_MEMORY)

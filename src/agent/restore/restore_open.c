@@ -227,7 +227,8 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
         struct wanted wanted;
         uint64_t size;
         int64_t until_ns;
-        bool is_spoilt = false;
+        bool is_spoilt = false, is_damaged = false;
+        struct nebula_error failure = { 0 };
         enum nebula_status status = NEBULA_NOT_FOUND;
 
         until_ns = os->now_ns() + READING_NS + (int64_t)(file->size / READING_BYTES_PER_S) * SECOND_NS;
@@ -245,8 +246,6 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
         size = file->size;
         catalogue_unlock(catalogue);
         if (version->is_remote) {
-                struct nebula_error failure = { 0 };
-
                 status = read_remote(catalogue, version->job, version, name, size, &image, &failure);
                 is_spoilt = status == NEBULA_CORRUPT;
                 if (status && error)
@@ -255,11 +254,15 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
                         log_event(LOG_LEVEL_WARN, "\"%s\" of %s could not be read from a peer, the agent tries storage: %s", name, version->tag,
                                   failure.message);
         }
-        if (status && (!version->is_remote || version->job->persist_path[0]))
-                status = read_back(catalogue, version->job, &wanted, &image, &stored, error);
+        if (status && (!version->is_remote || version->job->persist_path[0])) {
+                status = read_back(catalogue, version->job, &wanted, &image, &stored, &failure);
+                is_damaged = status == NEBULA_CORRUPT;
+                if (status && error)
+                        *error = failure;
+        }
         if (status == NEBULA_CORRUPT && !version->is_remote && version->job->settings.replica_count && *stored.name &&
             storage_policy(catalogue, version->job) != TRUST_REQUIRE && !read_remote(catalogue, version->job, version, name, stored.size, &image, NULL)) {
-                log_event(LOG_LEVEL_WARN, "\"%s\" of %s is damaged in storage, and another node's memory has its bytes: repair it with `nebula verify --repair`", name, version->tag);
+                log_event(LOG_LEVEL_WARN, "\"%s\" of %s is damaged in storage, and another node's memory has its bytes", name, version->tag);
                 status = NEBULA_OK;
         }
         if (is_spoilt && status == NEBULA_NOT_FOUND)
@@ -275,6 +278,8 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
                 }
                 place_image(catalogue, version, file, image);
         }
+        if (is_damaged)
+                version_judge_copy(catalogue, version, false, failure.message);
         record_file_done(&stored);
         pthread_cond_broadcast(&catalogue->moved);
         return status;

@@ -4,6 +4,7 @@
 #include "agent/clients/history.h"
 #include "agent/memory/page_maker.h"
 #include "agent/persist/due.h"
+#include "agent/persist/mend.h"
 #include "image/image.h"
 #include "tap.h"
 #include "test_dir.h"
@@ -765,7 +766,51 @@ static void memfds_for_which_there_are_no_descriptors_fail_their_version_alone(v
         os = &os_linux;
 }
 
-TAP_MAIN(TEST(for_a_foretold_file_there_are_images_of_two_versions_until_the_first_commit),
+static bool has_tag(const struct job *job, const char *tag)
+{
+        return known_find(&job->known, tag) != NULL;
+}
+
+/* fault: as test_a_version_that_was_found_damaged_in_storage_is_written_again_from_memory */
+static void a_version_that_storage_has_damaged_counts_nowhere_as_durable_until_it_is_whole(void)
+{
+        char directory[256], storage[300], memory[300];
+        struct version *first, *second;
+        struct bench bench;
+
+        test_dir_make(directory);
+        snprintf(storage, sizeof storage, "%s/storage", directory);
+        snprintf(memory, sizeof memory, "%s/memory", directory);
+        os->mkdir(memory, 0700);
+        bench_init(&bench, memory, storage);
+        bench.job->settings.retention_count = 1;
+        first = bench_version(&bench, "step1", 1, 0);
+        REQUIRE(first && !bench_persist(&bench, first));
+        catalogue_lock(&bench.catalogue);
+        catalogue_judge_copies(&bench.catalogue, storage, "step1", first->sequence, false, "its file has changed");
+        CHECK(first->copy == COPY_DOUBTED && !version_is_safe(first) && version_unsaved(first) && mend_pending(bench.job, INT64_MAX));
+        CHECK(!policy_release(&bench.catalogue, bench.job, false, "the machine is short of memory") && first->in_memory);
+        catalogue_unlock(&bench.catalogue);
+        second = bench_version(&bench, "step2", 2, 0); /* its save takes no memory of the version before */
+        REQUIRE(second && first->in_memory && !bench_persist(&bench, second));
+        bench_keep(bench.job, 1);
+        CHECK(!bench_retain(&bench) && has_tag(bench.job, "step1") && has_tag(bench.job, "step2"));
+        bench_done(&bench, false);
+
+        bench_init(&bench, memory, storage); /* the next agent knows of the damage, too */
+        for (first = bench.job->versions; first && strcmp(first->tag, "step1");)
+                first = first->next;
+        REQUIRE(first && first->copy == COPY_DOUBTED && first->in_memory);
+        catalogue_lock(&bench.catalogue);
+        catalogue_judge_copies(&bench.catalogue, storage, "step1", first->sequence, true, NULL);
+        CHECK(version_is_safe(first) && !version_unsaved(first) && !mend_pending(bench.job, INT64_MAX));
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+        test_dir_remove(directory);
+}
+
+TAP_MAIN(TEST(a_version_that_storage_has_damaged_counts_nowhere_as_durable_until_it_is_whole),
+         TEST(for_a_foretold_file_there_are_images_of_two_versions_until_the_first_commit),
          TEST(a_session_is_lent_the_spare_images_of_its_foretold_files_and_no_others),
                 TEST(an_image_that_a_foretold_save_has_taken_is_no_reason_for_another),
          TEST(of_a_job_that_has_ended_memory_keeps_the_newest_for_some_time_and_what_storage_lacks),

@@ -368,6 +368,43 @@ static void nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgot
         }
 }
 
+/* fault: as nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgotten_how_often_they_did */
+/* A program has removed the tag meanwhile, and with it the documents by which the next agent counts. */
+static void nodes_go_on_to_write_a_removed_tag_together_when_the_agent_of_one_has_forgotten_it(void)
+{
+        struct ipc_keep removal = { .what = IPC_KEEP_REMOVE, .tag = "t" };
+        struct test_agent agent, other_agent;
+        struct test_client zero, one;
+        uint64_t version, other_version;
+
+        place_init(&place);
+        place_init(&other);
+        strcpy(other.storage, place.storage);
+        agent = agent_run(&place);
+        other_agent = agent_run(&other);
+        REQUIRE(enter(&zero, &place, 0, 0) && enter(&one, &other, 1, 0));
+        for (unsigned i = 0; i < 6; i++) {
+                const char *tag = i % 3 == 2 ? "newest" : "t"; /* the newest version would not be removed */
+
+                version = save_share(&zero, tag, NEBULA_FILES_ALL_RANKS, 10 + i);
+                other_version = save_share(&one, tag, NEBULA_FILES_ALL_RANKS, 20 + i);
+                CHECK(version && !wait_for(&zero, version, NEBULA_STATE_DURABLE, AT_MOST_MS));
+                CHECK(other_version && !wait_for(&one, other_version, NEBULA_STATE_DURABLE, AT_MOST_MS));
+                if (i % 3 < 2)
+                        continue;
+                CHECK(!ask(&zero, IPC_KEEP, &removal, sizeof removal) && !find_document("t", "manifest-"));
+                client_done(&one);
+                CHECK(agent_finish(other_agent, SIGTERM) == 0);
+                other_agent = agent_run(&other);
+                REQUIRE(enter(&one, &other, 1, 0));
+        }
+        client_done(&zero);
+        client_done(&one);
+        CHECK(agent_finish(agent, SIGTERM) == 0 && agent_finish(other_agent, SIGTERM) == 0);
+        place_done(&place);
+        place_done(&other);
+}
+
 static bool gives_up(const struct test_client *client, enum nebula_status status)
 {
         return status == NEBULA_TIMEOUT && strstr(client->error.message, "gave up") && strstr(client->error.message, "rank 1 of 2");
@@ -637,6 +674,7 @@ TAP_MAIN(TEST(what_other_agents_decide_and_a_removal_of_the_decision_block_no_ve
          TEST(a_version_that_was_committed_without_the_files_of_a_rank_fails_on_its_node_and_names_it),
          TEST(a_version_that_a_program_gives_up_on_one_node_fails_on_all_with_the_reason_and_the_tag_can_be_written_again),
          TEST(a_name_that_ranks_of_two_nodes_saved_fails_that_version_and_names_both_and_the_one_before_stays),
+         TEST(nodes_go_on_to_write_a_removed_tag_together_when_the_agent_of_one_has_forgotten_it),
          TEST(nodes_go_on_to_write_a_tag_together_when_the_agent_of_one_has_forgotten_how_often_they_did),
          TEST(a_version_of_which_another_node_never_captured_its_share_is_waited_for_so_long_and_complete_should_it_come),
          TEST(a_version_that_was_announced_before_the_other_rank_of_the_node_joined_becomes_durable),

@@ -1,0 +1,199 @@
+#include "agent/persist/mend.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/catalogue/memory_policy.h"
+#include "agent/log.h"
+#include "agent/memory/memory.h"
+#include "agent/persist/due.h"
+#include "agent/persist/persist_seal.h"
+#include "agent/persist/slots_private.h"
+#include "agent/persist/storage.h"
+#include "base/error.h"
+#include "os/os.h"
+#include "store/manifest_keys.h"
+#include "store/manifest_load.h"
+#include "store/manifest_publish.h"
+#include "store/repair_object.h"
+#include "store/verify.h"
+
+#define SECOND_NS INT64_C(1000000000)
+
+/* A file of the version that memory has, too. */
+struct kept {
+        char name[IPC_NAME_MAX];
+        uint64_t size;
+        struct image *image; /* held */
+};
+struct mending {
+        struct catalogue *catalogue;
+        struct store *store;
+        struct manifest manifest;
+        struct kept *files;
+        size_t file_count;
+        bool is_any; /* a file was written again */
+};
+
+static bool is_due(const struct version *version)
+{
+        return version->stored && version->copy == COPY_DOUBTED && !version->is_remote;
+}
+
+bool mend_pending(const struct job *job, int64_t since_ns)
+{
+        for (const struct version *version = job->live; version; version = version->next_live)
+                if (is_due(version) && version->persist->failed_ns < since_ns)
+                        return true;
+        return false;
+}
+
+/* Lock held. */
+static enum nebula_status keep_files(struct mending *mending, const struct version *version, struct nebula_error *error)
+{
+        mending->files = calloc(version->file_count + 1, sizeof *mending->files);
+        if (!mending->files)
+                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to compare \"%s\" with storage", version->tag);
+        for (size_t i = 0; i < version->file_count; i++) {
+                const struct agent_file *file = &version->files[i];
+                struct kept *kept = &mending->files[mending->file_count];
+
+                if (!file->image)
+                        continue;
+                *kept = (struct kept){ .size = file->size, .image = file->image };
+                memcpy(kept->name, file->name, sizeof kept->name);
+                memory_hold(kept->image);
+                mending->file_count++;
+        }
+        return NEBULA_OK;
+}
+
+/* Lock held. */
+static void mending_done(struct mending *mending)
+{
+        for (size_t i = 0; i < mending->file_count; i++)
+                memory_drop(mending->catalogue->memory, mending->files[i].image);
+        free(mending->files);
+        manifest_done(&mending->manifest);
+}
+
+static enum nebula_status write_again(struct mending *mending, const struct kept *kept, const char *key, const struct record_file *recorded,
+                                      struct nebula_error *error)
+{
+        struct repair_source source = { .size = kept->size };
+        void *data;
+        enum nebula_status status = sealing_map(mending->catalogue, kept->image, &data, error);
+
+        if (status)
+                return status;
+        source.data = data;
+        status = repair_object(mending->store, key, recorded, &source, error);
+        sealing_unmap(mending->catalogue, kept->image);
+        if (!status)
+                log_event(LOG_LEVEL_WARN, "\"%s\" of %s was damaged in %s, and is written again from memory", kept->name, mending->manifest.tag,
+                          mending->store->root);
+        mending->is_any |= !status;
+        return status;
+}
+
+static enum nebula_status mend_file(struct mending *mending, const struct kept *kept, struct nebula_error *error)
+{
+        static const struct verify_watch watch;
+        const struct manifest_file *file = manifest_find_file(&mending->manifest, kept->name);
+        struct record_file recorded = { 0 };
+        char key[MANIFEST_KEY_MAX];
+        enum nebula_status status;
+
+        if (!file)
+                return NEBULA_OK;
+        status = manifest_file_key(&mending->manifest, file, key, error);
+        if (!status)
+                status = manifest_load_file(mending->store, &mending->manifest, kept->name, &recorded, error);
+        if (!status) {
+                status = verify_file(mending->store, key, &recorded, &watch, error);
+                if (status == NEBULA_CORRUPT || status == NEBULA_NOT_FOUND)
+                        status = write_again(mending, kept, key, &recorded, error);
+        }
+        record_file_done(&recorded);
+        return status;
+}
+
+/* NEBULA_BUSY: storage has another writing of the tag. */
+static enum nebula_status mend(struct mending *mending, struct job *job, const char *tag, uint64_t sequence, struct nebula_error *error)
+{
+        enum nebula_status status = storage_open(mending->catalogue, job, &mending->store, error), of_file;
+
+        if (!status)
+                status = manifest_load(mending->store, tag, &mending->manifest, error);
+        if (!status && mending->manifest.sequence != sequence)
+                status = error_set(error, NEBULA_BUSY, 0, "storage has another writing of \"%.200s\"", tag);
+        for (size_t i = 0; i < mending->file_count && (!status || status == NEBULA_CORRUPT || status == NEBULA_INVALID); i++) {
+                struct nebula_error failure = { 0 };
+
+                of_file = mend_file(mending, &mending->files[i], &failure); /* a file that is lost holds up no other */
+                if (of_file) {
+                        status = of_file;
+                        *error = failure;
+                }
+        }
+        if (mending->is_any)
+                manifest_publish(mending->store, &mending->manifest, NULL, NULL);
+        return status;
+}
+
+static void conclude(struct catalogue *catalogue, struct version *version, enum nebula_status status, const struct nebula_error *error)
+{
+        struct version_persist *persist = version->persist;
+        int64_t now = os->now_ns();
+        bool is_final = status == NEBULA_CORRUPT || status == NEBULA_INVALID || status == NEBULA_NOT_FOUND || status == NEBULA_BUSY;
+
+        if (!is_due(version))
+                return; /* it was replaced or removed meanwhile */
+        if (!status) {
+                persist->attempt = 0;
+                version_judge_copy(catalogue, version, true, NULL);
+                return;
+        }
+        if (!persist->attempt++)
+                persist->failing_since_ns = now;
+        persist->failed_ns = now;
+        persist->retry_at_ns = now + due_back_off(persist->attempt);
+        if (persist->attempt == 1)
+                log_event(LOG_LEVEL_WARN, "%s cannot be written again%s: %s", version->tag, is_final ? "" : ", the agent tries again", error->message);
+        if (is_final || now - persist->failing_since_ns >= (int64_t)catalogue->give_up_s * SECOND_NS) {
+                version->copy = COPY_DAMAGED;
+                version_changed(catalogue, version);
+        }
+}
+
+bool mend_work(struct catalogue *catalogue, struct job *job, int64_t now, int64_t *due)
+{
+        struct mending mending = { .catalogue = catalogue };
+        struct nebula_error error = { 0 };
+        struct version *version = job->live;
+        char tag[IPC_NAME_MAX];
+        uint64_t sequence;
+        enum nebula_status status;
+
+        for (; version && !(is_due(version) && version->persist->retry_at_ns <= now); version = version->next_live)
+                if (is_due(version) && version->persist->retry_at_ns < *due)
+                        *due = version->persist->retry_at_ns;
+        if (!version)
+                return false;
+        memcpy(tag, version->tag, sizeof tag);
+        sequence = version->sequence;
+        status = keep_files(&mending, version, &error);
+        version->pins++;
+        job->persist->is_busy = true;
+        catalogue_unlock(catalogue);
+        if (!status)
+                status = mend(&mending, job, tag, sequence, &error);
+        catalogue_lock(catalogue);
+        job->persist->is_busy = false;
+        version->pins--;
+        mending_done(&mending);
+        conclude(catalogue, version, status, &error);
+        policy_retain(catalogue, job);
+        catalogue_signal(catalogue);
+        return true;
+}

@@ -1,0 +1,18 @@
+/*
+ * mend.h - versions whose files in storage a reader has found damaged (enum version_copy).
+ *
+ * The worker compares the files that this node's memory has with storage, and writes the damaged ones again. If storage fails, it tries
+ * again, as long as for a version that cannot be written. Until it has an answer, the version stays in memory.
+ */
+#ifndef NB_AGENT_PERSIST_MEND_H
+#define NB_AGENT_PERSIST_MEND_H
+
+#include "agent/catalogue/catalogue.h"
+
+/* Compares one version of the job, if that is due. False: none is, and *due is lowered to when the next one is. Worker only; lock held on entry
+ * and return, released meanwhile. */
+bool mend_work(struct catalogue *catalogue, struct job *job, int64_t now, int64_t *due);
+/* Whether a version of the job waits for that, and its last attempt has not failed since `since_ns`. Lock held. */
+bool mend_pending(const struct job *job, int64_t since_ns);
+
+#endif

@@ -1,0 +1,29 @@
+/*
+ * repair_object.h - gives one damaged file of a stored version its bytes back. Every byte of the source is compared with the file's own
+ * checksums before anything is written, so it does not matter whose it is.
+ *
+ * In a directory it writes the damaged chunks into the file, so that other names of the file are repaired, too. In an object store it
+ * removes the object and writes it again. If that is interrupted, the file is missing, and a later call repairs it.
+ *
+ * Threads: no shared state.
+ */
+#ifndef NB_STORE_REPAIR_OBJECT_H
+#define NB_STORE_REPAIR_OBJECT_H
+
+#include "store/manifest.h"
+#include "store/record.h"
+#include "store/store.h"
+
+/* Where sound bytes of one file come from. */
+struct repair_source {
+        struct store *from; /* NULL: in memory */
+        const void *data;   /* in memory */
+        uint64_t size;      /* of `data` */
+        char key[MANIFEST_KEY_MAX];
+};
+
+/* Repairs the object `key`, and checks it again. NEBULA_INVALID: the source is not the file, and nothing was written. */
+enum nebula_status repair_object(struct store *store, const char *key, const struct record_file *file, const struct repair_source *source,
+                                 struct nebula_error *error);
+
+#endif

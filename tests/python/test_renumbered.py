@@ -1,0 +1,52 @@
+"""A version whose number changes after a program has found it: it was committed before the agent could read storage."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import nebulaml as nm
+import torch
+from nebulaml._session import locate
+from waiting import until
+
+OTHER = """
+import sys, torch, nebulaml as nm
+nm.init(sys.argv[1], 0)
+with nm.Checkpoint("other1") as checkpoint:
+    checkpoint.save("model.pt", {"value": torch.zeros(4)})
+checkpoint.wait("durable", 60)
+nm._shutdown()
+"""
+
+
+# fault (Deaths): The agent is killed after a version that a program has found got another number, because storage had later ones.
+# result: The program's handle finds the version again.
+def test_a_handle_finds_its_version_again_under_its_new_number(place, monkeypatch):
+    begun, gate, program = place.root / "begun", place.root / "gate", place.root / "nebula"
+    program.write_text(f"#!/bin/sh\ntouch {begun}\nwhile [ ! -e {gate} ]; do sleep 0.01; done\nexec {locate.agent_path()} \"$@\"\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("NEBULA_AGENT_PATH", str(program))
+    starting = threading.Thread(target=lambda: nm.init(str(place.storage), 0, 2))
+    starting.start()
+    until(begun.exists, what="the start of the agent, after the program has looked at the path")
+    place.storage.write_text("no directory yet")
+    gate.touch()
+    starting.join(60)
+    with nm.Checkpoint("global_step1") as checkpoint:
+        checkpoint.save("model.pt", {"value": torch.arange(4)})
+    checkpoint.wait("committed", 60)
+    found = nm.get_latest_checkpoint()
+    assert found.tag == "global_step1"
+    elsewhere = place.root / "elsewhere"
+    environment = os.environ | {"NEBULA_RUNTIME_DIR": str(place.root / "other"), "NEBULA_MEMORY_DIR": str(place.root / "memory"), "NEBULA_AGENT_LINGER": "0"}
+    subprocess.run([sys.executable, "-c", OTHER, str(elsewhere)], env=environment, check=True, timeout=120)
+    place.storage.unlink()
+    elsewhere.rename(place.storage)
+    nm.flush_persistence(timeout=60)
+    rows = nm.list_checkpoints()
+    assert rows["global_step1"]["sequence"] > rows["other1"]["sequence"]  # although it was committed before
+    place.kill_agent()
+    assert torch.equal(found.load("model.pt")["value"], torch.arange(4))
