@@ -1,4 +1,4 @@
-"""``make bench-loads``: loads from memory, page cache and disk, into new tensors and into existing ones, and training that goes on after SIGKILL.
+"""``make bench-loads``: loads from memory, page cache and disk, into new or existing tensors, and training that goes on after SIGKILL.
 
 Nebula's memory tier is gone for the loads from page cache and disk. The tables of bench/results/loads.md are replaced.
 """
