@@ -1,4 +1,4 @@
-"""``make bench-loads``: loads from memory, from the page cache and from the disk, and training that goes on after SIGKILL.
+"""``make bench-loads``: loads from memory, page cache and disk, into new or existing tensors, and training that goes on after SIGKILL.
 
 Nebula's memory tier is gone for the loads from page cache and disk. The tables of bench/results/loads.md are replaced.
 """
@@ -6,6 +6,7 @@ Nebula's memory tier is gone for the loads from page cache and disk. The tables 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -34,7 +35,10 @@ Found = dict[str, Any]
 
 
 def load_once(name: str, workload: Any, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """One version saved by one process, and loaded by others: seconds until all tensors are there, and until every byte was touched."""
+    """One version saved by one process, and loaded by others: seconds until all tensors are there, and until every byte was touched.
+
+    Keys that end with "_into": the tensors existed, and have the values at the end.
+    """
     peer = peers.load(name)
     with run.places(args.dir) as (folder, memory):
 
@@ -51,11 +55,14 @@ def load_once(name: str, workload: Any, args: argparse.Namespace) -> dict[str, d
         try:
             rounds = run.save(start("save", False, "--count", "2"), memory)["rounds"]
             last = ["--tag", "step2", "--version", str(rounds[-1]["version"])]
-            for where, flags in {"memory": [], "cached": ["--cached"], "cold": ["--cold"]}.items():
-                found[where] = run.load(start("load", where != "memory", *last, *flags))
-                clean(where != "memory")
-                if found[where]["wrong"]:
-                    raise RuntimeError(found[where]["wrong"])
+            places = {"memory": [], "cached": ["--cached"], "cold": ["--cold"]}
+            ways = {"": [], "_into": ["--into"]}
+            for (where, flags), (way, more) in itertools.product(places.items(), ways.items()):
+                found[where + way] = result = run.load(start("load", where != "memory", *last, *flags, *more))
+                if where != "memory" or way:  # memory has the version for both ways
+                    clean(where != "memory")
+                if result["wrong"]:
+                    raise RuntimeError(result["wrong"])
         finally:
             clean(False)
             clean(True)
@@ -181,6 +188,19 @@ def load_table(workload: Any, found: dict[str, list[Any]]) -> list[str]:
     return [f"### Loads of {workload.title} ({workload.bytes >> 20} MiB)", "", *rows(columns, found, titles, cells)]
 
 
+def into_table(workload: Any, found: dict[str, list[Any]]) -> list[str]:
+    def cells(entries: list[Any]) -> list[str]:
+        return [report.seconds(middle(entries, f"{where}_into", "load")) for where in ("memory", "cached", "cold")]
+
+    titles = {name: peers.load(name).title for name in found}
+    columns = ["memory, or page cache", "page cache", "disk"]
+    return [
+        f"### Loads into tensors that exist, {workload.title} ({workload.bytes >> 20} MiB)",
+        "",
+        *rows(columns, found, titles, cells),
+    ]
+
+
 def resume_table(size: int, found: dict[str, list[Any]]) -> list[str]:
     bound = BOUND_S + BOUND_S_PER_GIB * size / 2**30
 
@@ -210,13 +230,18 @@ def main() -> int:
     rounds = args.rounds or (1 if args.quick else 3)
     args.dir.mkdir(parents=True, exist_ok=True)
     where = environment.describe(args.dir)
-    workload = workloads.load("large").quick() if args.quick else workloads.load("large")
+    measured = [workloads.load(name).quick() if args.quick else workloads.load(name) for name in workloads.BASIC]
     layers = QUICK_LAYERS if args.quick else LAYERS
-    loads = in_rounds(LOADERS, rounds, "loads", lambda name: load_once(name, workload, args))
+    loads = {
+        workload.name: in_rounds(LOADERS, rounds, workload.title, lambda name, of=workload: load_once(name, of, args))
+        for workload in measured
+    }
     resumes = in_rounds(list(RESUMERS), rounds, "resumes", lambda name: resume_once(name, layers, args.dir))
     where["load when it ended"] = f"{os.getloadavg()[0]:.1f}"
     lines = [
-        *load_table(workload, loads),
+        *itertools.chain.from_iterable(
+            [*load_table(of, loads[of.name]), *into_table(of, loads[of.name])] for of in measured
+        ),
         *resume_table(layers * WIDTH * WIDTH * 4 * 3, resumes),
         *report.environment(where),
     ]
@@ -225,7 +250,8 @@ def main() -> int:
         Path("bench/results/loads.json").write_text(json.dumps(found, indent=1) + "\n")
         report.publish("loads", "make bench-loads", "Loads, and from SIGKILL to the next training step", lines)
     print("\n".join(lines))
-    return 1 if any("failed" in entry for entry in [*loads["nebula"], *resumes["nebula"]]) else 0
+    own = itertools.chain(resumes["nebula"], *(of["nebula"] for of in loads.values()))
+    return 1 if any("failed" in entry for entry in own) else 0
 
 
 if __name__ == "__main__":

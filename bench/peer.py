@@ -70,6 +70,12 @@ class Peer:
         """Returns the version's tensors by name. ``sizes`` are their numbers of elements."""
         raise NotImplementedError
 
+    def load_into(self, tag: str, target: State) -> None:
+        """Gives existing tensors the values of the version."""
+        state = self.load(tag, {name: tensor.numel() for name, tensor in target.items()})
+        for name, tensor in target.items():
+            tensor.copy_(state[name])
+
     @classmethod
     def stored(cls, folder: Path, tag: str) -> Path | None:
         """Returns the file with all bytes of the version. None: there are several."""

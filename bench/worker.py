@@ -151,17 +151,22 @@ def cache(folder: Path) -> None:
                     pass
 
 
-def run_load(peer: Peer, workload: Workload, tag: str, version: int, cold: bool, cached: bool) -> None:
+def run_load(peer: Peer, workload: Workload, tag: str, version: int, cold: bool, cached: bool, into: bool) -> None:
     peer.prepare()
     peer.open()
     # The first tensor of a process starts torch's threads. That is not part of a load.
     torch.ones(1 << 20).sum()
+    target = {name: torch.ones(size) for name, size in workload.sizes.items()} if into else None
     if cold:
         evict(peer.folder)
     if cached:
         cache(peer.folder)
     begun = time.perf_counter()
-    state = peer.load(tag, workload.sizes)
+    if target is None:
+        state = peer.load(tag, workload.sizes)
+    else:
+        peer.load_into(tag, target)
+        state = target
     loaded = time.perf_counter()
     for tensor in state.values():
         tensor.sum()
@@ -186,6 +191,7 @@ def main() -> None:
     parser.add_argument("--version", type=int)
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--cached", action="store_true")
+    parser.add_argument("--into", action="store_true")
     args = parser.parse_args()
     workload = workloads.load(args.workload)
     if args.quick:
@@ -199,7 +205,7 @@ def main() -> None:
     elif args.task in loops.TASKS:
         loops.TASKS[args.task](peer, workload, tell, args.scale)
     else:
-        run_load(peer, workload, args.tag, args.version, args.cold, args.cached)
+        run_load(peer, workload, args.tag, args.version, args.cold, args.cached, args.into)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,9 @@ class Nebula(Peer):
     def load(self, tag: str, sizes: dict[str, int]) -> State:
         return self.nm.get_checkpoint(tag=tag).load("state.pt", weights_only=True)
 
+    def load_into(self, tag: str, target: State) -> None:
+        self.nm.get_checkpoint(tag=tag).load_into("state.pt", target, weights_only=True)
+
     @classmethod
     def stored(cls, folder: Path, tag: str) -> Path | None:
         return folder / "storage" / tag / "state.pt"

@@ -15,7 +15,6 @@ struct map {
         PyObject_HEAD
         PyObject *checkpoint;
         nebula_map *handle;
-        bool lacks_headers; /* the places of records follow from the directory */
 };
 
 static PyTypeObject *map_type;
@@ -75,20 +74,18 @@ static PyObject *map_own(PyObject *self, PyObject *unused)
         Py_RETURN_NONE;
 }
 
-static PyObject *map_fetch_headers(PyObject *object, PyObject *unused)
+static PyObject *map_fetch_headers(PyObject *self, PyObject *unused)
 {
-        struct map *self = (struct map *)object;
         struct nebula_error error = { 0 };
         enum nebula_status status;
-        int has_headers = 1;
+        int has_headers;
 
         (void)unused;
         Py_BEGIN_ALLOW_THREADS
-        status = nebula_map_fetch_directory(self->handle, &has_headers, &error);
+        status = nebula_map_fetch_directory(((struct map *)self)->handle, &has_headers, &error);
         Py_END_ALLOW_THREADS
         if (status != NEBULA_OK)
                 return nebula_raise(&error);
-        self->lacks_headers = !has_headers;
         Py_RETURN_NONE;
 }
 
@@ -154,10 +151,17 @@ static PyObject *map_read(PyObject *self, PyObject *list)
         Py_RETURN_NONE;
 }
 
-static PyObject *map_records(PyObject *object, PyObject *unused)
+/* Headers lie all over the file, so they are read only if the places of the records do not follow from the directory. */
+static enum nebula_status read_places(const nebula_map *handle, struct zip_entry **ret_entries, size_t *ret_count, struct nebula_error *error)
 {
-        const struct map *self = (const struct map *)object;
-        const nebula_map *handle = self->handle;
+        if (zip_read_directory(nebula_map_data(handle), nebula_map_size(handle), ret_entries, ret_count, NULL) == NEBULA_OK)
+                return NEBULA_OK;
+        return zip_read(nebula_map_data(handle), nebula_map_size(handle), ret_entries, ret_count, error);
+}
+
+static PyObject *map_records(PyObject *self, PyObject *unused)
+{
+        const nebula_map *handle = ((const struct map *)self)->handle;
         PyObject *records = PyDict_New();
         struct nebula_error error = { 0 };
         struct zip_entry *entries;
@@ -166,8 +170,7 @@ static PyObject *map_records(PyObject *object, PyObject *unused)
         (void)unused;
         if (!records)
                 return NULL;
-        if ((self->lacks_headers ? zip_read_directory : zip_read)(nebula_map_data(handle), nebula_map_size(handle), &entries, &count, &error) !=
-            NEBULA_OK) {
+        if (read_places(handle, &entries, &count, &error) != NEBULA_OK) {
                 Py_DECREF(records);
                 return nebula_raise(&error);
         }

@@ -15,7 +15,8 @@
 #define LOOK_BYTES (64u << 20)  /* between two looks at the free memory */
 #define READ_MS 25              /* a program that copies 1 GiB in a second reads some samples in that time */
 #define READ_LOOKS 4            /* on a busy machine it may pause for as many */
-#define SAMPLE_BYTES (4u << 20)
+#define SAMPLE_BYTES (4u << 20) /* between two samples of a large file */
+#define SAMPLES_MIN 256 /* small tensors are copied at a tenth of that speed, and lie in smaller files */
 #define SAMPLES_MAX 4096
 #define PAGE_BYTES 4096u        /* with others no page counts as read, and the thread begins at once */
 
@@ -36,12 +37,16 @@ static bool has_room(uint64_t rest)
 /* How many of the sampled pages the program has touched. */
 static size_t count_touched(int pagemap_fd, const struct map_own *own)
 {
-        uint64_t step = own->size / SAMPLES_MAX > SAMPLE_BYTES ? own->size / SAMPLES_MAX : SAMPLE_BYTES, entry;
+        uint64_t samples = own->size / SAMPLE_BYTES, entry;
         size_t count = 0;
 
-        for (uint64_t at = 0; at < own->size; at += step)
-                if (os->pread(pagemap_fd, &entry, sizeof entry, ((uintptr_t)own->data + at) / PAGE_BYTES * sizeof entry) == sizeof entry)
+        samples = samples < SAMPLES_MIN ? SAMPLES_MIN : samples > SAMPLES_MAX ? SAMPLES_MAX : samples;
+        for (uint64_t i = 0; i < samples; i++) {
+                uintptr_t at = (uintptr_t)own->data + own->size / samples * i;
+
+                if (os->pread(pagemap_fd, &entry, sizeof entry, at / PAGE_BYTES * sizeof entry) == sizeof entry)
                         count += entry >> 63;
+        }
         return count;
 }
 

@@ -17,6 +17,7 @@
 #define READERS_MAX 8u /* one request each: as many as a disk needs for full speed */
 #define PIECE_BYTES (256u << 10) /* stays in a processor's cache while it is read, summed and copied */
 #define FILLED_MIN (1u << 20)
+#define STRAIGHT_MIN (64u << 10) /* of one part; a read takes as long as a copy of fewer bytes */
 
 static atomic_ullong read_bytes;
 
@@ -77,20 +78,23 @@ static uint64_t whole_pages(uint64_t size)
  * file's last chunk can be shorter. */
 static bool read_chunk(const struct client_stored *stored, uint64_t index, char *to)
 {
-        uint64_t offset = index * stored->chunk_bytes, size = chunk_size(stored, index), done = 0;
-        uint64_t asked = index + 1 < stored->chunk_count ? size : whole_pages(size);
+        uint64_t offset = index * stored->chunk_bytes, size = chunk_size(stored, index), done = 0, crc64 = 0;
+        uint64_t whole = index + 1 < stored->chunk_count ? size : whole_pages(size);
 
         while (done < size) {
-                int64_t count = os->pread(stored->fd, to + done, asked - done, offset + done);
+                uint64_t asked = stored->is_direct || whole - done < PIECE_BYTES ? whole - done : PIECE_BYTES, got;
+                int64_t count = os->pread(stored->fd, to + done, asked, offset + done);
 
                 if (count == -EINTR)
                         continue;
                 if (count <= 0)
                         return false;
-                done += (uint64_t)count;
+                got = (uint64_t)count < size - done ? (uint64_t)count : size - done;
+                crc64 = sum_crc64(crc64, to + done, got);
+                done += got;
         }
         atomic_fetch_add(&read_bytes, size);
-        return sum_crc64(0, to, size) == stored->crc64[index];
+        return crc64 == stored->crc64[index];
 }
 
 static enum nebula_status check_chunk(void *argument, const void *data, uint64_t offset, uint64_t size,
@@ -289,47 +293,117 @@ static size_t first_part(const struct scatter *scatter, uint64_t offset)
         return low;
 }
 
-static void scatter_chunk(struct scatter *scatter, uint64_t index, struct bulk_buffer *buffer)
+/* Copies the bytes [begin, end) of the file, which lie at `from`, to the parts that want them. from NULL: these get zeros. */
+static void deal_out(const struct scatter *scatter, uint64_t begin, uint64_t end, const char *from)
 {
-        const struct client_stored *stored = scatter->stored;
-        uint64_t begin = index * scatter->chunk_bytes;
-        uint64_t end = scatter->size - begin < scatter->chunk_bytes ? scatter->size : begin + scatter->chunk_bytes;
-        bool is_here = !stored || stored->present[index], is_read = false;
-        const char *from = scatter->data + begin;
-
         for (size_t i = first_part(scatter, begin); i < scatter->count && scatter->parts[i].offset < end; i++) {
                 const struct nebula_part *part = &scatter->parts[i];
                 uint64_t first = part->offset > begin ? part->offset : begin;
                 uint64_t last = part->offset + part->size < end ? part->offset + part->size : end;
+                char *to = (char *)part->data + (first - part->offset);
 
                 if (first >= last)
                         continue;
-                if (!is_here && !is_read) {
-                        if ((!buffer->data && bulk_buffer_open(buffer, chunk_size(stored, 0))) ||
-                            !read_chunk(stored, index, buffer->data)) {
-                                atomic_store(&scatter->failed, true);
-                                return;
-                        }
-                        from = buffer->data;
-                        is_read = true;
-                }
-                memcpy((char *)part->data + (first - part->offset), from + (first - begin), last - first);
+                if (from)
+                        memcpy(to, from + (first - begin), last - first);
+                else
+                        memset(to, 0, last - first);
         }
+}
+
+/* How many of the bytes from `offset` on one part takes; at most `limit`. *ret_to: its memory for them. */
+static uint64_t part_at(const struct scatter *scatter, uint64_t offset, uint64_t limit, char **ret_to)
+{
+        size_t index = first_part(scatter, offset);
+        const struct nebula_part *part = &scatter->parts[index];
+
+        if (index == scatter->count || part->offset > offset)
+                return 0;
+        *ret_to = (char *)part->data + (offset - part->offset);
+        return part->offset + part->size - offset < limit ? part->offset + part->size - offset : limit;
+}
+
+/* Reads a chunk through the page cache. Bytes of large parts go straight to their places and are summed there, while a processor's cache
+ * has them. All others go through `buffer`. */
+static bool scatter_pieces(const struct scatter *scatter, uint64_t index, char *buffer)
+{
+        const struct client_stored *stored = scatter->stored;
+        uint64_t begin = index * stored->chunk_bytes, offset = begin, end = begin + chunk_size(stored, index), crc64 = 0;
+
+        while (offset < end) {
+                uint64_t size = end - offset < PIECE_BYTES ? end - offset : PIECE_BYTES;
+                char *to = NULL;
+                uint64_t straight = part_at(scatter, offset, size, &to);
+
+                if (straight < STRAIGHT_MIN)
+                        to = buffer;
+                else
+                        size = straight;
+                if (os_read_at(stored->fd, to, size, offset))
+                        break;
+                crc64 = sum_crc64(crc64, to, size);
+                if (to == buffer)
+                        deal_out(scatter, offset, offset + size, buffer);
+                atomic_fetch_add(&read_bytes, size);
+                offset += size;
+        }
+        if (offset == end && crc64 == stored->crc64[index])
+                return true;
+        deal_out(scatter, begin, end, NULL); /* no byte that was not compared stays there */
+        return false;
+}
+
+static bool has_parts(const struct scatter *scatter, uint64_t begin, uint64_t end)
+{
+        size_t index = first_part(scatter, begin);
+
+        return index < scatter->count && scatter->parts[index].offset < end;
+}
+
+/* The buffers of one thread, made when it needs them. */
+struct scatter_buffers {
+        struct bulk_buffer chunk; /* of a direct file */
+        char *piece;              /* of a file in the page cache */
+};
+
+static bool scatter_chunk(const struct scatter *scatter, uint64_t index, struct scatter_buffers *buffers)
+{
+        const struct client_stored *stored = scatter->stored;
+        uint64_t begin = index * scatter->chunk_bytes;
+        uint64_t end = scatter->size - begin < scatter->chunk_bytes ? scatter->size : begin + scatter->chunk_bytes;
+
+        if (!has_parts(scatter, begin, end))
+                return true;
+        if (!stored || stored->present[index]) {
+                deal_out(scatter, begin, end, scatter->data + begin);
+                return true;
+        }
+        if (!stored->is_direct) {
+                if (!buffers->piece)
+                        buffers->piece = malloc(PIECE_BYTES);
+                return buffers->piece && scatter_pieces(scatter, index, buffers->piece);
+        }
+        if ((!buffers->chunk.data && bulk_buffer_open(&buffers->chunk, chunk_size(stored, 0))) || !read_chunk(stored, index, buffers->chunk.data))
+                return false;
+        deal_out(scatter, begin, end, buffers->chunk.data);
+        return true;
 }
 
 static void *scatter_chunks(void *argument)
 {
         struct scatter *scatter = argument;
-        struct bulk_buffer buffer = { 0 };
+        struct scatter_buffers buffers = { 0 };
 
         while (!atomic_load(&scatter->failed)) {
                 uint64_t index = atomic_fetch_add(&scatter->next, 1);
 
                 if (index * scatter->chunk_bytes >= scatter->size)
                         break;
-                scatter_chunk(scatter, index, &buffer);
+                if (!scatter_chunk(scatter, index, &buffers))
+                        atomic_store(&scatter->failed, true);
         }
-        bulk_buffer_close(&buffer);
+        bulk_buffer_close(&buffers.chunk);
+        free(buffers.piece);
         return NULL;
 }
 

@@ -351,6 +351,7 @@ def test_a_flipped_byte_in_storage_is_found_on_either_way(cold, place, way):
     with pytest.raises(RuntimeError, match=r"s\.pt: damaged between byte 8388608 and") as caught:
         getattr(checkpoint, way)("s.pt", *more)
     assert type(caught.value).__name__ == "NebulaCorrupt"
+    assert all(set(target["w"].unique().tolist()) <= {0.0, 1.0} for target in more)  # nothing of the damaged chunk
 
 
 def test_loading_into_tensors_takes_no_second_copy_of_them(cold, place):

@@ -245,6 +245,20 @@ def test_a_reference_to_torchs_function_stays_one(saved):
     assert found.func is torch._utils._rebuild_tensor_v2
 
 
+def test_a_reference_to_torchs_function_beside_tensors_stays_one(saved):
+    value = {"w": torch.ones(2), "f": torch._utils._rebuild_tensor_v2, "v": torch.zeros(3)}
+    found = saved(value).load("x.pt")
+    assert found["f"] is torch._utils._rebuild_tensor_v2 and torch.equal(found["w"], value["w"]) and torch.equal(found["v"], value["v"])
+
+
+@pytest.mark.parametrize("last", [Own(), numpy.float64(2.5), torch._utils._rebuild_tensor_v2])
+def test_tensors_that_share_memory_before_a_value_of_another_kind_still_share_it(saved, last):
+    shared = torch.arange(2000.0)
+    found = saved({"all": shared, "view": shared[7:], "last": last}).load("x.pt")
+    found["all"][8] = -1
+    assert found["view"][1] == -1 and found["view"][0] == 7 and type(found["last"]) is type(last)
+
+
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_a_function_that_a_program_has_put_in_torchs_place_is_called(saved, monkeypatch, weights_only):
     rebuild = torch._utils._rebuild_tensor_v2

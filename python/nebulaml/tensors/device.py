@@ -31,7 +31,7 @@ from .. import _nebula
 from .._session import waits
 from .device_backends import PIECE, Backend, Cuda
 
-__all__ = ["Filler", "covers", "expect", "find", "gate", "is_in_use", "loading", "place", "plan", "takes_cuda", "target", "use"]
+__all__ = ["Filler", "covers", "expect", "find", "gate", "loading", "place", "plan", "takes_cuda", "target", "use"]
 
 log = logging.getLogger("nebulaml")
 
@@ -307,10 +307,6 @@ class _Devices:
             self._backend = self._cuda
         return self._backend
 
-    def is_in_use(self) -> bool:
-        """Whether this program uses a device."""
-        return self._active() is not None
-
     def loading(self) -> Backend:
         """The backend for loads, which may be the first that use a device."""
         return self._active() or self._cuda
@@ -359,7 +355,7 @@ class _Devices:
 
 
 _devices = _Devices()
-use, is_in_use, loading, target = _devices.use, _devices.is_in_use, _devices.loading, _devices.target
+use, loading, target = _devices.use, _devices.loading, _devices.target
 takes_cuda, place, covers = _devices.takes_cuda, _devices.place, _devices.covers
 find, plan, expect, gate = _devices.find, _devices.plan, _devices.expect, _devices.steps.gate
 

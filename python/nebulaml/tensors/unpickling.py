@@ -16,6 +16,7 @@ import pickle
 import pickletools
 import sys
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -176,7 +177,7 @@ def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, grad: Any
 class _Rebuild:
     """A function that a pickle may call, but not change: BUILD sets attributes."""
 
-    __slots__ = ("_function",)
+    __slots__ = ("__weakref__", "_function")
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -265,6 +266,27 @@ def _plain(module: str, name: str) -> Any:
     if found is torch.Size or isinstance(found, torch.dtype):
         return found
     raise NotPlain(f"{module}.{name}")
+
+
+class _TrustedUnpickler(_PlainUnpickler):
+    """Loads the same from a trusted file, in which a function that rebuilds tensors may also be a value."""
+
+    def __init__(self, records: _Records, content: bytes, map_location: Any) -> None:
+        super().__init__(records, content, map_location)
+        self._functions: list[weakref.ref[_Rebuild]] = []
+
+    def find(self, module: str, name: str) -> Any:
+        found = super().find(module, name)
+        if isinstance(found, _Rebuild):
+            self._functions.append(weakref.ref(found))
+        return found
+
+    def load(self) -> Any:
+        found = super().load()
+        self.memo = {}
+        if any(function() is not None for function in self._functions):
+            raise NotPlain("a function as a value")
+        return found
 
 
 class _SafeUnpickler(_PlainUnpickler):
@@ -382,9 +404,9 @@ def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, s
 
 def read(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, own_bytes: int = OWN_BYTES) -> Any:
     """Returns the object of a trusted file. Storages of more than ``own_bytes`` lie in the map."""
-    if uploading.may_go_to_devices(map_location):  # values come last there, so nothing in the file may look at them on its way
+    if own_bytes != ALL_BYTES:  # of most files: faster, and onto a device by several streams
         with contextlib.suppress(NotPlain):
-            return _read_plain(_PlainUnpickler, mapped, map_location, storage, is_whole=True, own_bytes=own_bytes)
+            return _read_plain(_TrustedUnpickler, mapped, map_location, storage, is_whole=True, own_bytes=own_bytes)
     try:
         found = _unpickled(_Unpickler, mapped, map_location, storage, is_whole=True, own_bytes=own_bytes)
     except _Unusual:

@@ -20,18 +20,11 @@ import torch
 from . import device
 from .device_backends import PIECE
 
-__all__ = ["Uploads", "may_go_to_devices"]
+__all__ = ["Uploads"]
 
 BUFFER_BYTES = 8 << 20  # pinned memory takes long to make: 64 MiB in all
 LANES = 4
 Piece = tuple[int, int, int]  # address on the device, address on the host, bytes
-
-
-def may_go_to_devices(map_location: Any) -> bool:
-    """Returns True if a load with that ``map_location`` may end on a device, as far as it knows without reading the file."""
-    if map_location is None:
-        return device.is_in_use()
-    return isinstance(map_location, (str, torch.device)) and device.target(map_location) is not None
 
 
 class Uploads:

@@ -96,13 +96,16 @@ static void without_twice_the_memory_free_no_page_is_copied(void)
         unmap(data, fd);
 }
 
+#define READ_BYTES (640u << 10) /* between two looks: a program that copies many small tensors is slow */
+
 static char *read_on; /* where the program reads while the thread waits */
 static unsigned reads;
 
 static int read_meanwhile(const void *word, uint32_t value, int64_t timeout_ms)
 {
-        for (unsigned i = 0; i < 2 && reads < 20; i++, reads++)
-                CHECK(((volatile char *)read_on)[reads * (4u << 20)] == 0);
+        for (size_t at = 0; reads < 30 && at < READ_BYTES; at += 4096)
+                CHECK(((volatile char *)read_on)[reads * READ_BYTES + at] == 0);
+        reads += reads < 30;
         CHECK(atomic_load(&calls) == 0);
         return os_linux.futex_wait(word, value, 1);
 }
@@ -118,7 +121,7 @@ static void while_the_program_reads_on_no_page_is_copied(void)
         own = map_own_start(read_on, SIZE);
         REQUIRE(own);
         wait_for(131);
-        CHECK(reads == 20 && atomic_load(&calls) == 131);
+        CHECK(reads == 30 && atomic_load(&calls) == 131);
         map_own_stop(own);
         unmap(read_on, fd);
 }

@@ -1,4 +1,4 @@
-/* A stored file is read whole into memory that has no pages yet, in the ways that a machine has for that. */
+/* A stored file is read whole into memory that has no pages yet, in the ways that a machine has for that, and in parts into memory that exists. */
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -14,6 +14,7 @@
 
 static char *bytes;
 static struct os_table table;
+static int stored_fd; /* of the newest stored_of */
 static int fills; /* calls of fill, or how many of them succeed */
 
 /* A file with the first `size` bytes, of which one may be another now than when it was summed. */
@@ -37,6 +38,7 @@ static struct client_stored *stored_of(uint64_t size, int64_t flipped)
                 CHECK(os_write_at(fd, &wrong, 1, (uint64_t)flipped) == 0);
         }
         stored = stored_new(fd, opened);
+        stored_fd = fd;
         free(opened);
         return stored;
 }
@@ -177,6 +179,82 @@ static void pages_that_are_there_already_get_the_bytes(void)
         stored_free(stored);
 }
 
+/* Parts of many sizes: small and large ones, with and without a gap between them, across chunks and inside one. */
+static const struct nebula_part places[] = {
+        { 3, 1, NULL }, { 4, 100, NULL }, { 200, 0, NULL }, { 300, 70000, NULL }, { 70300, 65536, NULL }, { CHUNK_BYTES - 1, 2, NULL },
+        { CHUNK_BYTES + 64, 2 * CHUNK_BYTES + 100, NULL }, { 3 * CHUNK_BYTES + 200, 65535, NULL }, { BYTES_MAX - CHUNK_BYTES / 2, CHUNK_BYTES / 2, NULL },
+};
+#define PART_COUNT (sizeof places / sizeof places[0])
+
+/* Reads the parts. Each one that has no byte of the chunk `damaged` gets its bytes; -1: no chunk is. */
+static void read_parts(int64_t flipped, int64_t damaged)
+{
+        struct client_stored *stored = stored_of(BYTES_MAX, flipped);
+        struct nebula_part parts[PART_COUNT];
+        char *data = room_of(BYTES_MAX), *to = malloc(BYTES_MAX + 2 * PART_COUNT), *at = to;
+        bool is_read;
+
+        memset(to, 0x5a, BYTES_MAX + 2 * PART_COUNT);
+        for (size_t i = 0; i < PART_COUNT; i++) {
+                parts[i] = places[i];
+                parts[i].data = at + 1; /* no part is aligned to a page, and a byte that no part has lies between two */
+                at += places[i].size + 1;
+        }
+        is_read = stored_scatter(stored, data, BYTES_MAX, parts, PART_COUNT);
+        CHECK(is_read == (damaged < 0));
+        for (size_t i = 0; i < PART_COUNT; i++) {
+                const char *now = parts[i].data;
+
+                CHECK(now[-1] == 0x5a && now[parts[i].size] == 0x5a);
+                for (uint64_t k = 0; k < parts[i].size; k++) {
+                        uint64_t place = parts[i].offset + k;
+                        bool is_right = now[k] == bytes[place], is_left = now[k] == 0x5a;
+
+                        if (is_read ? is_right : (int64_t)(place / CHUNK_BYTES) == damaged ? !now[k] || is_left : is_right || is_left)
+                                continue;
+                        CHECK(!"a byte that is neither right nor as it was");
+                        break;
+                }
+        }
+        free(to);
+        os->unmap(data, BYTES_MAX);
+        stored_free(stored);
+}
+
+static void parts_get_their_bytes(void)
+{
+        read_parts(-1, -1);
+}
+
+static void no_part_keeps_a_byte_of_a_damaged_chunk(void)
+{
+        for (size_t i = 0; i < PART_COUNT; i++)
+                if (places[i].size) {
+                        read_parts((int64_t)places[i].offset, (int64_t)(places[i].offset / CHUNK_BYTES));
+                        read_parts((int64_t)(places[i].offset + places[i].size - 1), (int64_t)((places[i].offset + places[i].size - 1) / CHUNK_BYTES));
+                }
+        read_parts(0, 0); /* a byte that no part has, in a chunk of which parts have others */
+}
+
+static void a_file_that_became_shorter_is_not_read(void)
+{
+        struct client_stored *stored = stored_of(BYTES_MAX, -1);
+        char *data = room_of(BYTES_MAX), *to = malloc(BYTES_MAX);
+        struct nebula_part part = { 0, BYTES_MAX, to };
+
+        memset(to, 0x5a, BYTES_MAX);
+        CHECK(os->truncate(stored_fd, BYTES_MAX - CHUNK_BYTES / 2) == 0);
+        CHECK(!stored_scatter(stored, data, BYTES_MAX, &part, 1));
+        for (uint64_t k = BYTES_MAX - CHUNK_BYTES; k < BYTES_MAX; k++)
+                if (to[k] && to[k] != 0x5a) {
+                        CHECK(!"a byte that was not compared");
+                        break;
+                }
+        free(to);
+        os->unmap(data, BYTES_MAX);
+        stored_free(stored);
+}
+
 static void a_file_is_read_whole(void)
 {
         bytes = malloc(BYTES_MAX);
@@ -186,4 +264,5 @@ static void a_file_is_read_whole(void)
 }
 
 TAP_MAIN(TEST(a_file_is_read_whole), TEST(a_machine_without_userfaultfd_reads_the_same), TEST(a_flipped_byte_is_found),
-         TEST(memory_that_was_not_filled_is_ordinary_memory), TEST(pages_that_are_there_already_get_the_bytes))
+         TEST(memory_that_was_not_filled_is_ordinary_memory), TEST(pages_that_are_there_already_get_the_bytes), TEST(parts_get_their_bytes),
+         TEST(no_part_keeps_a_byte_of_a_damaged_chunk), TEST(a_file_that_became_shorter_is_not_read))
