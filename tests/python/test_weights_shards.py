@@ -117,8 +117,9 @@ class Job:
             }  # fmt: skip
             self._ranks.append(fork_server.start(RANK, place.storage, kind, out, env=env, stdin=subprocess.PIPE))
 
-    def ask(self, command: str, step: int = 0) -> list[object]:
-        for rank in self._ranks:
+    def ask(self, command: str, *steps: int) -> list[object]:
+        """steps: one for all ranks, or one for each."""
+        for rank, step in zip(self._ranks, steps if len(steps) == 2 else (steps or (0,)) * 2, strict=True):
             rank.stdin.write(f"{command} {step}\n")
             rank.stdin.flush()
         return [json.loads(rank.stdout.readline()) for rank in self._ranks]
@@ -201,6 +202,34 @@ def test_a_step_that_one_rank_cannot_take_is_published_by_none(job, follower, ou
     assert job.ask("publish", 3) == [True, True] and job.ask("wait") == ["durable", "durable"]
     version = follower.prepare(60)
     assert version.step == 3 and exact(version, out)
+
+
+def test_ranks_that_publish_different_steps_in_one_call_publish_none(job, follower, place, out):
+    assert job.ask("publish", 1) == [True, True] and exact(follower.prepare(60), out)
+    for steps in (2, 3), (5, 4):
+        first, second = steps
+        sentences = [
+            f"rank 1 publishes step {second} in the call in which rank 0 publishes step {first}",
+            f"rank 0 publishes step {first} in the call in which rank 1 publishes step {second}",
+        ]
+        assert sorted(job.ask("publish", *steps)) == [False, True]  # the first of them cannot know it yet
+        assert all(any(sentence in str(answer) for sentence in sentences) for answer in job.ask("wait"))
+        assert follower.prepare(0) is None
+    os.kill(job.ask("maker")[1], signal.SIGKILL)
+    assert sorted(job.ask("publish", 6, 7)) == [False, True]
+    assert all("rank 0 publishes step 6" in str(answer) and "rank 1 publishes step 7" in str(answer) for answer in job.ask("wait"))
+    assert job.ask("publish", 8) == [True, True] and job.ask("wait") == ["durable", "durable"]
+    version = follower.prepare(60)
+    assert version.step == 8 and exact(version, out)
+    job.kill()
+    again = Job(place, out)  # with the numbers of the last run in a store of its own
+    try:
+        assert sorted(again.ask("publish", 1, 2)) == [False, True] and follower.prepare(0) is None
+        assert again.ask("publish", 8) == [True, True] and again.ask("wait") == ["durable", "durable"]
+        assert exact(follower.prepare(60), out)
+        assert len(list(place.storage.glob("publication-*/.nebula/manifest-*.json"))) == 3
+    finally:
+        again.kill()
 
 
 def test_after_a_kill_of_all_ranks_the_next_run_goes_on(job, follower, place, out):

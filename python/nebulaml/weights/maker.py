@@ -185,7 +185,7 @@ class ShardMaker(Maker):
         try:
             if not request["tag"]:
                 self._forget_base()
-                raise NebulaError("it could not take its values")
+                raise NebulaError(request.get("why", "it could not take its values"))
             super().publish(request, is_over)
         except NebulaTimeout:
             raise  # the other ranks may still come to it

@@ -21,7 +21,7 @@ from ..integrations.redirect import safetensors_header
 from ..reader import Reader
 from .publication import number_of
 
-__all__ = ["Shards", "first_number", "is_sharded", "next_turn"]
+__all__ = ["Shards", "compare_steps", "first_number", "is_sharded", "next_turn"]
 
 RUNS_MOST = 1 << 16  # of a rank: each is a part of every delta
 AGREE_S = 60.0  # ranks wait so long for rank 0
@@ -59,6 +59,22 @@ def first_number(path: str, turn: int) -> tuple[int, str]:
         raise NebulaError(f"rank 0 has not named the first publication to {path} within {AGREE_S:.0f} s") from failure
     number, name = store.get(key).decode().split()
     return int(number), name
+
+
+def compare_steps(path: str, turn: int, number: int, step: int) -> None:
+    """Raises NebulaError if another rank publishes another step under this number. It waits for no rank: the first one's step counts."""
+    store, place = ranks.store(), ranks.current()
+    if store is None:
+        raise NebulaError("the process group has ended, so the ranks cannot compare their steps")
+    key = f"nebula/publisher/{path}/{turn}/"
+    try:
+        first, rank = map(int, store.compare_set(f"{key}{number}", "", f"{step} {place.rank}").split())
+        if place.rank == 0:
+            store.delete_key(f"{key}{number - GAP}")
+    except Exception as failure:  # the stores raise errors of several types
+        raise NebulaError(f"the ranks cannot compare their steps: {failure}") from failure
+    if first != step:
+        raise NebulaError(f"rank {place.rank} publishes step {step} in the call in which rank {rank} publishes step {first}")
 
 
 class Shards:
