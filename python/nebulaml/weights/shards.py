@@ -11,7 +11,6 @@ import datetime
 import itertools
 import math
 import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,13 +18,12 @@ from .._session import ranks
 from ..errors import NebulaConfigError, NebulaError
 from ..integrations.redirect import safetensors_header
 from ..reader import Reader
-from .publication import number_of
+from .publication import GAP, next_number, number_of
 
 __all__ = ["Shards", "compare_steps", "first_number", "is_sharded", "next_turn"]
 
 RUNS_MOST = 1 << 16  # of a rank: each is a part of every delta
 AGREE_S = 60.0  # ranks wait so long for rank 0
-GAP = 16  # numbers that the last run may still use
 _turns = collections.Counter[str]()  # publishers of shards of this process, by path
 
 
@@ -50,9 +48,7 @@ def first_number(path: str, turn: int) -> tuple[int, str]:
     if place.rank == 0:
         with Reader(path) as reader:
             numbers = [number for row in reader.versions() if (number := number_of(row.tag)) is not None]
-        # not 1: there may be followers of publications that were removed, and makers of the last run that still end theirs
-        first = max(int(time.time()), *(number + GAP for number in numbers), 1)
-        store.compare_set(key, "", f"{first} {os.urandom(8).hex()}")
+        store.compare_set(key, "", f"{next_number(numbers)} {os.urandom(8).hex()}")
     try:
         store.wait([key], datetime.timedelta(seconds=AGREE_S))
     except Exception as failure:  # the stores raise errors of several types
