@@ -139,8 +139,8 @@ class Maker:
             self._next = next_number(self._kept)
         elif newest >= self._next:
             raise NebulaError(
-                f"another process has made publication {newest} of this path since this publisher's first one. One process publishes to a path: "
-                "to go on with this one, close it and make another Publisher"
+                f"another process has made publication {newest} of this path since this publisher's first one. One process publishes to a "
+                "path: to go on with this one, close it and make another Publisher"
             )
 
     def _write(self, about: About, files: dict[str, Any]) -> None:

@@ -21,7 +21,10 @@ from typing import Any
 from .. import _nebula
 from ..errors import NebulaCorrupt
 
-__all__ = ["DELTA", "EXTRA", "GAP", "HEAD", "PARTS", "WEIGHTS", "About", "Layout", "next_number", "number_of", "of_rank", "size_of", "tag_of", "tensors_of"]
+__all__ = [
+    "DELTA", "EXTRA", "GAP", "HEAD", "PARTS", "WEIGHTS", "About", "Layout", "next_number", "number_of", "of_rank", "size_of", "tag_of",
+    "tensors_of",
+]  # fmt: skip
 
 WEIGHTS, DELTA = "weights", "delta"
 PARTS, HEAD = "parts", "head"
