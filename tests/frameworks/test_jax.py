@@ -164,6 +164,59 @@ def test_states_of_flax_optax_and_equinox_come_back_in_the_form_of_an_abstract_t
     ]  # fmt: skip
 
 
+def test_each_save_writes_the_tree_that_it_is_given_although_the_last_one_of_that_name_was_another(jax):
+    """A save goes on with the layout of the last one. Whatever differs between the two must be noticed."""
+    said = jax("""
+        import collections
+        from jax.experimental.layout import Format, Layout
+        mesh = jax.make_mesh((4, 2), ("x", "y"))
+        at = lambda array, *spec: jax.device_put(array, NamedSharding(mesh, P(*spec)))
+        rows, Pair = jnp.arange(64.0).reshape(8, 8), collections.namedtuple("Pair", "w b")
+        trees = [
+            {"w": at(rows, "x"), "n": 1}, {"w": at(rows + 1, "x"), "n": 2}, {"w": at(rows, "y"), "n": 2}, {"w": at(rows), "n": 2}, {"w": rows, "n": 2},
+            {"w": rows, "n": 2.0}, {"w": rows, "n": True}, {"w": rows, "n": "2"}, {"w": rows, "n": np.int32(2)}, {"w": rows, "n": np.int64(2)},
+            {"w": rows, "n": np.arange(3)}, {"w": rows, "n": np.arange(4)}, {"w": np.asarray(rows), "n": np.arange(4)[::-1]}, {"w": rows[:4], "n": None},
+            {"w": rows.reshape(4, 16), "n": None}, {"w": rows.astype(jnp.int32), "n": None}, {"w": rows.astype(jnp.bfloat16), "n": None},
+            {"w": rows.astype(jnp.bfloat16) + 1, "n": None}, {"w": jnp.arange(64).astype(jnp.int4), "n": None}, {"w": rows > 3, "n": None},
+            {"w": jnp.asarray(0.5), "n": None}, {"w": jnp.float32(0.5), "n": None}, {"w": jax.random.key(1), "n": None}, {"w": jax.random.key(2), "n": None},
+            {"w": jax.random.key(2, impl="rbg"), "n": None}, {"w": jax.random.PRNGKey(2), "n": None}, {"w": rows, "n": None, "v": rows}, {"w": rows, "x": rows},
+            Pair(rows, None), [rows, None], {1: rows}, {True: rows}, {"1": rows}, {(1, 2): rows}, {(True, 2.0): rows}, {"1": {"1": rows}}, {}, rows, at(rows, ("x", "y")),
+            jax.device_put(rows, Format(Layout((1, 0)), jax.sharding.SingleDeviceSharding(jax.devices()[0]))), at(jnp.zeros((0, 8)), "x"), rows.astype(jnp.complex64),
+        ]
+        nj.init(sys.argv[1], 0, on_error="raise")
+        def saved(tree, number):
+            with nm.Checkpoint(f"global_step{number}") as checkpoint:
+                nj.save(checkpoint, "state", tree)
+            latest = nm.get_latest_checkpoint()
+            found, paths = nj.load(latest, "state", tree), [path for path, _ in nj._leaves(tree)]
+            weak = lambda tree: [getattr(leaf, "weak_type", None) for leaf in jax.tree.leaves(tree)]
+            types = lambda tree: [np.ndarray if isinstance(leaf, np.generic) else type(leaf) for leaf in jax.tree.leaves(tree)]
+            exact = same(found, tree) and types(found) == types(tree) and weak(found) == weak(tree) and list(nj._Saved(latest, "state").leaves) == paths
+            nm.flush_persistence()
+            return exact
+        wrong = [number for number, tree in enumerate([*trees, *reversed(trees), *trees[::3], *trees[1::3]]) if not saved(tree, number)]
+        say(*wrong or ["all"])
+        step = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+        donated = step({"w": at(rows, "x"), "v": rows, "h": at(rows.astype(jnp.bfloat16), "x", "y")})
+        for number in range(200, 206):
+            wanted = jax.tree.map(lambda x: np.array(x), donated)
+            with nm.Checkpoint(f"global_step{number}") as checkpoint:
+                nj.save(checkpoint, "state", donated)
+            donated = step(donated)
+            say(same(nj.load(nm.get_latest_checkpoint(), "state", wanted), wanted))
+            nm.flush_persistence()
+        deleted = jax.tree.map(lambda x: x + 1, donated)
+        jax.tree.map(lambda x: x.delete(), deleted)
+        for broken in (deleted, {**donated, "v": object()}):
+            try:
+                nj.save(nm.Checkpoint("global_step300"), "state", broken)
+            except (RuntimeError, nm.NebulaConfigError) as failure:
+                say(type(failure).__name__)
+        say(saved(donated, 301))
+    """)
+    assert said == ["all", *["True"] * 6, "RuntimeError", "NebulaConfigError", "True"]
+
+
 def test_values_are_those_of_the_save_although_their_buffers_are_donated(jax):
     said = jax("""
         step = jax.jit(lambda tree: jax.tree.map(lambda x: x * 2 + 1, tree), donate_argnums=0)
