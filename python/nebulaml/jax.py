@@ -55,6 +55,7 @@ _MOST_KNOWN = 1 << 14  # shardings of a shape, and paths, of which the next save
 _KNOWN_KEYS = (str, int, bool, type(None))  # equal ones of one type have one text: (1,) and (True,) have two
 _NUMBERS = ("bool", "int", "float", "complex")  # each holds those before it
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_CONTAINERS = {dict: dict, collections.OrderedDict: dict, collections.defaultdict: dict, list: list, tuple: list}  # and namedtuples, as dicts
 
 
 def init(persistent_storage_path: str | os.PathLike[str] | None = None, *arguments: Any, **settings: Any) -> None:
@@ -196,9 +197,10 @@ class _Layout:
     def index(self) -> bytes:
         """Returns the first part."""
         if self._framed is None:
-            leaves = {leaf.path: leaf.about for leaf in self._leaves}
+            leaves = {leaf.path: leaf.about for leaf in self._leaves if leaf.about["kind"] != "empty"}
+            empty = {leaf.path: leaf.about["value"] for leaf in self._leaves if leaf.about["kind"] == "empty"}
             head = {"nebula": "jax-tree", "version": "1.0", "process": self._process, "processes": jax.process_count()}
-            self._framed = _framed(json.dumps({**head, "leaves": leaves}).encode())
+            self._framed = _framed(json.dumps({**head, "leaves": leaves, "empty": empty}).encode())
         return self._framed
 
 
@@ -209,13 +211,13 @@ def load(checkpoint: Checkpoint, name: str, template: Any = None, *, cast: bool 
     """Returns the tree ``name`` in the form of ``template``, with the template's shardings.
 
     template: a pytree of jax.Array, jax.ShapeDtypeStruct (with or without a sharding), NumPy arrays or plain values. It may be a part of the
-    saved tree. None: the result has dicts and lists in the places of all containers, arrays on the default device, and None for list items
-    without leaves. cast: values of another dtype are converted; otherwise they are refused. Raises NebulaConfigError for leaves that do not
-    fit, with their paths, and NebulaNotFound for leaves or files that do not exist.
+    saved tree. None: the result has dicts and lists in the places of all containers, also of empty ones, arrays on the default device, and
+    None for list items of another class without leaves. cast: values of another dtype are converted; otherwise they are refused. Raises
+    NebulaConfigError for leaves that do not fit, with their paths, and NebulaNotFound for leaves or files that do not exist.
     """
     saved = _Saved(checkpoint, name)
     if template is None:
-        return _nested(list(zip(saved.leaves, saved.values([(path, None) for path in saved.leaves]), strict=True)))
+        return saved.tree(saved.values([(path, None) for path in saved.leaves]))
     paths, structure = jax.tree_util.tree_flatten_with_path(template, is_leaf=_is_none)
     return jax.tree_util.tree_unflatten(structure, _fitting(saved, [(_path(keys), leaf) for keys, leaf in paths], cast))
 
@@ -270,8 +272,17 @@ def _is_none(leaf: Any) -> bool:
     return leaf is None
 
 
+def _is_end(node: Any) -> bool:
+    """Whether no leaf of JAX is below a node, though a tree without a template has something in its place: None, and empty containers."""
+    return node is None or _is_empty(node)
+
+
+def _is_empty(node: Any) -> bool:
+    return isinstance(node, dict | list | tuple) and not node and (type(node) in _CONTAINERS or hasattr(node, "_fields"))
+
+
 def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)[0]:
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_end)[0]:
         yield _path(keys), leaf
 
 
@@ -317,7 +328,7 @@ def _is_key(leaf: Any) -> bool:
 def _is_known(leaf: Any) -> bool:
     if isinstance(leaf, np.ndarray | np.generic):
         return _is_named(leaf.dtype) and not isinstance(leaf, np.ma.MaskedArray)
-    return isinstance(leaf, (jax.Array, *_PLAIN))
+    return isinstance(leaf, (jax.Array, *_PLAIN)) or _is_empty(leaf)
 
 
 def _kind(leaf: Any) -> str:
@@ -344,6 +355,8 @@ def _described(leaf: Any, process: int) -> tuple[dict[str, Any], list[tuple[Any,
         array = np.ascontiguousarray(leaf)
         about = {"kind": "numpy", "dtype": str(array.dtype), "shape": list(np.shape(leaf)), "shards": []}
         return about, [(array, [[0, size] for size in np.shape(leaf)])] if process == 0 else []
+    if _is_empty(leaf):
+        return {"kind": "empty", "value": _CONTAINERS.get(type(leaf), dict).__name__, "shards": []}, []
     return {"kind": "plain", "value": _plain(leaf), "shards": []}, []
 
 
@@ -486,6 +499,7 @@ class _Saved:
         if missing:
             raise NebulaCorrupt(f"{checkpoint.tag!r} lacks {', '.join(missing[:_MOST_SHOWN])} of the tree {name!r}")
         indexes += map(self._index, range(1, count))
+        self.empty: dict[str, str] = indexes[0].get("empty", {})  # containers without leaves: their kinds
         for process, index in enumerate(indexes):
             for path, about in index["leaves"].items():
                 shards = [(process, offset, [tuple(part) for part in box]) for offset, box in about["shards"]]
@@ -503,6 +517,11 @@ class _Saved:
         mapped.fetch(LENGTH_BYTES, length)
         self._begins[process] = _begin(length)
         return json.loads(bytes(data[LENGTH_BYTES : LENGTH_BYTES + length]))
+
+    def tree(self, values: list[Any]) -> Any:
+        """Returns a tree of dicts and lists. values: one for each leaf."""
+        empty: list[tuple[str, Any]] = [(path, {} if kind == "dict" else []) for path, kind in self.empty.items()]
+        return _nested([*zip(self.leaves, values, strict=True), *empty])
 
     def values(self, wanted: list[tuple[str, Any]]) -> list[Any]:
         """Returns the values of leaves in the places of their targets. Leaves are put together while the next ones are read."""
