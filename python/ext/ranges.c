@@ -3,6 +3,8 @@
 
 #include "device.h"
 
+#include <string.h>
+
 PyTypeObject *ranges_type;
 
 static PyObject *ranges_make(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
@@ -79,6 +81,48 @@ static PyObject *ranges_append(PyObject *object, PyObject *arguments)
             !ranges_add((struct ranges *)object, RANGES_HOST, (const void *)(uintptr_t)address, size, owner))
                 return NULL;
         Py_RETURN_NONE;
+}
+
+/* Adds the bytes of an object, and its view as the owner: while that lives, they cannot move or be resized. 0: it has none that can be saved. */
+static int add_buffer(struct ranges *self, PyObject *part)
+{
+        PyObject *view = PyMemoryView_FromObject(part);
+        const Py_buffer *data;
+        int result = 0;
+
+        if (!view) {
+                if (PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_BufferError))
+                        PyErr_Clear();
+                return PyErr_Occurred() ? -1 : 0;
+        }
+        data = PyMemoryView_GET_BUFFER(view);
+        if (PyBuffer_IsContiguous(data, 'C') && (!data->format || !strchr(data->format, 'O')))
+                result = ranges_add(self, RANGES_HOST, data->buf, (uint64_t)data->len, view) ? 1 : -1;
+        Py_DECREF(view);
+        return result;
+}
+
+static PyObject *ranges_extend(PyObject *object, PyObject *parts)
+{
+        Py_ssize_t count = 0;
+
+        if (!PyList_Check(parts)) {
+                PyErr_SetString(PyExc_TypeError, "the parts are a list");
+                return NULL;
+        }
+        if (!may_change((struct ranges *)object))
+                return NULL;
+        for (; count < PyList_GET_SIZE(parts); count++) {
+                PyObject *part = Py_NewRef(PyList_GET_ITEM(parts, count));
+                int added = add_buffer((struct ranges *)object, part);
+
+                Py_DECREF(part);
+                if (added < 0)
+                        return NULL;
+                if (added == 0)
+                        break;
+        }
+        return PyLong_FromSsize_t(count);
 }
 
 static PyObject *ranges_put_on(PyObject *object, PyObject *arguments)
@@ -205,6 +249,8 @@ static PyObject *ranges_item(PyObject *object, Py_ssize_t index)
 
 static PyMethodDef ranges_methods[] = {
         { "append", ranges_append, METH_VARARGS, "append(address, size in bytes, owner)" },
+        { "extend", ranges_extend, METH_O,
+          "extend(parts): adds bytes-like objects, each as its own owner, up to the first that has no contiguous bytes; how many" },
         { "put_on", ranges_put_on, METH_VARARGS, "put_on(device, index, address): moves a range to a device; its host address becomes None." },
         { "devices", ranges_devices, METH_NOARGS, "devices(): the numbers of the devices of the ranges that are not empty." },
         { "owners", ranges_owners, METH_VARARGS,

@@ -1,7 +1,7 @@
 /*
  * ranges.h - Ranges: places in memory, and the owner that keeps each alive.
  *
- *      Ranges() ; .append(address, size in bytes, owner) ; len() ; [index]
+ *      Ranges() ; .append(address, size in bytes, owner) ; .extend([bytes-like object]) ; len() ; [index]
  *      .put_on(device, index, address) ; .devices() ; .owners(device, least) ; .pieces(device, image, offsets, least, most, piece)
  *
  * A range on a device has the device's number and an address there; its host address is None. The filler of a save copies its bytes

@@ -201,9 +201,12 @@ class Checkpoint(version.Version):
             lost = functools.partial(self._lost, name, self._newest[name])
             self._open_for_save().save_pickle(name, taken.pickle, taken.storages, lost, taken.unprotectable, taken.filler)
 
-    def _save_constants(self, name: str, parts: Any, constant: Sequence[int]) -> bool:
-        """Does save_bytes() for parts of which those with the numbers ``constant`` never change: the call waits for no copy of them."""
-        ranges = buffers.ranges(parts, name)
+    def _save_constants(self, name: str, parts: Any, constant: Sequence[int], copied: Callable[[Any], Any]) -> bool:
+        """Does save_bytes() for parts of which those with the numbers ``constant`` never change: the call waits for no copy of them.
+
+        copied: gives the bytes of a part that has none itself.
+        """
+        ranges = buffers.ranges(parts, name, copied)
         return self._attempt(name, self._save_ranges, (ranges, buffers.Copies(ranges, constant)))
 
     def _save_ranges(self, name: str, taken: tuple[_nebula.Ranges, bool | buffers.Copies]) -> None:

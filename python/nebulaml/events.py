@@ -35,7 +35,8 @@ class Event:
         ranks of this node make no steps, and ``text`` names the file with their stacks; "removed": the agent has
         removed it from storage, and ``text`` names the rules that no longer kept it; "exported": a Hugging Face
         directory of it is there, whose path is ``text``; "export-failed": there will be none; "copied": the far
-        storage ``text`` has a copy; "copy-failed": it has none, and ``text`` says whether it is tried again.
+        storage ``text`` has a copy; "copy-failed": it has none, and ``text`` says whether it is tried again; "interval":
+        the saves of ``Manager(save_every="free")`` come at another interval, which ``text`` names.
     tag, step: those of the checkpoint; "" and None if the event concerns none. step is None, too, if the tag has none.
     size: bytes. seconds: the time to write it. text: the reason.
     """

@@ -47,10 +47,15 @@ ALIGNMENT = 64  # bytes; of each shard in its file
 LENGTH_BYTES = 16  # of a file: the length of its index in digits, and a new line
 GROUP_BYTES = 64 << 20  # of leaves that are read at once
 _MOST_SHOWN = 10
+_MOST_LAYOUTS = 16  # of files that are remembered
+_BUFFERS = {f"{kind}{bits}" for kind, most in (("int", 8), ("uint", 8), ("float", 16)) for bits in (8, 16, 32, 64) if bits >= most} | {
+    "bool", "complex64", "complex128",
+}  # dtypes of which a JAX array on the host gives its own bytes, unless it has another layout  # fmt: skip
 _MOST_KNOWN = 1 << 14  # shardings of a shape, and paths, of which the next save need not think again
 _KNOWN_KEYS = (str, int, bool, type(None))  # equal ones of one type have one text: (1,) and (True,) have two
 _NUMBERS = ("bool", "int", "float", "complex")  # each holds those before it
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_CONTAINERS = {dict: dict, collections.OrderedDict: dict, collections.defaultdict: dict, list: list, tuple: list}  # and namedtuples, as dicts
 
 
 def init(persistent_storage_path: str | os.PathLike[str] | None = None, *arguments: Any, **settings: Any) -> None:
@@ -79,45 +84,140 @@ def save(checkpoint: Checkpoint, name: str, tree: Any) -> bool:
     call it. Returns False if the save failed and on_error is "warn". Raises NebulaConfigError for a leaf of another type.
     """
     process, found = jax.process_index(), list(_leaves(tree))
+    file = _file(name, process)
+    layout = _layouts.pop(file, None)
+    pieces = layout.pieces(found) if layout is not None else None
+    if layout is None or pieces is None:
+        _check(name, found)
+        layout = _Layout(found, process)
+        pieces = layout.pieces(found)
+        assert pieces is not None
+    _layouts[file] = layout  # the newest is the last
+    if len(_layouts) > _MOST_LAYOUTS:
+        del _layouts[next(iter(_layouts))]
+    return checkpoint._save_constants(file, [layout.index(), *pieces], layout.constant, _flat)
+
+
+def _check(name: str, found: list[tuple[str, Any]]) -> None:
+    """Raises NebulaConfigError for leaves that cannot be saved."""
     refused = [f"{_shown(path)} is a {_kind(leaf)}" for path, leaf in found if not _is_known(leaf)]
     if refused:
         raise NebulaConfigError(f"{name!r} has leaves that cannot be saved: {'; '.join(refused[:_MOST_SHOWN])}")
     if len({path for path, _ in found}) < len(found):  # keys of a program's own classes with one text
         twice = [path for path, count in collections.Counter(path for path, _ in found).items() if count > 1]
         raise NebulaConfigError(f"{name!r} has several leaves that would have one name: {', '.join(map(_shown, twice[:_MOST_SHOWN]))}")
-    for _, leaf in found:  # all copies begin before the first is awaited
-        if isinstance(leaf, jax.Array) and not _is_key(leaf) and not _is_on_host(leaf.sharding):
-            leaf.copy_to_host_async()
-    parts: list[Any] = [b""]  # the first is the index
-    constant: list[int] = []  # JAX never writes to an array that somebody else holds
-    entries: dict[str, Any] = {}
-    at = 0
-    for path, leaf in found:
-        about, pieces = _described(leaf, process)
-        for piece, index in pieces:
-            if at % ALIGNMENT:
-                at += _add(parts, b"\0" * (-at % ALIGNMENT))
-            about["shards"].append([at, index])
-            if isinstance(leaf, jax.Array):
-                constant.append(len(parts))
-            at += _add(parts, piece)
-        entries[path] = about
-    text = json.dumps({"nebula": "jax-tree", "version": "1.0", "process": process, "processes": jax.process_count(), "leaves": entries})
-    parts[0] = _framed(text.encode())
-    return checkpoint._save_constants(_file(name, process), parts, constant)
+
+
+class _Leaf:
+    """A leaf of a layout. aval: the shape, dtype and weak type of an array; None: the leaf is described anew by each save."""
+
+    __slots__ = ("about", "aval", "boxes", "is_copied", "is_direct", "numbers", "pads", "path", "sharding", "type")
+
+    def __init__(self, path: str, leaf: Any, process: int) -> None:
+        self.path, self.type = path, type(leaf)
+        self.aval = self.sharding = None
+        self.is_direct = self.is_copied = False
+        self.numbers: list[int] = []  # of an array's shards
+        if isinstance(leaf, jax.Array) and not _is_key(leaf):
+            self.aval, self.sharding = leaf.aval, leaf.sharding
+            self.is_direct = str(leaf.dtype) in _BUFFERS
+            self.about, own = _about_array(leaf), _own_shards(leaf.sharding, leaf.shape)
+            self.numbers, self.boxes = [number for number, _ in own], [box for _, box in own]
+            self.is_copied = self.numbers == [0] and leaf.sharding.is_fully_replicated  # on each device
+        else:
+            self.about, others = _described(leaf, process)
+            self.boxes = [box for _, box in others]
+        self.pads: list[bytes] = []  # before each shard
+
+    def is_same(self, leaf: Any) -> bool:
+        """Whether an array has the type, shape, dtype, weak type and sharding of this one. Steps of one program share most of these objects."""
+        aval, sharding = leaf.aval, leaf.sharding
+        known = self.aval
+        if aval is not known and (aval.shape, aval.dtype, aval.weak_type) != (known.shape, known.dtype, known.weak_type):  # type: ignore[attr-defined]
+            return False
+        return sharding is self.sharding or sharding == self.sharding
+
+
+class _Layout:
+    """The index of a file, and the places of the shards. It is the one of the next save, too, unless a leaf has become another one.
+
+    constant: the numbers of the parts that never change: JAX never writes to an array that somebody else holds.
+    """
+
+    def __init__(self, found: list[tuple[str, Any]], process: int) -> None:
+        self._process = process
+        self._leaves = [_Leaf(path, leaf, process) for path, leaf in found]
+        self.constant: list[int] = []
+        at, part = 0, 1  # the first part is the index
+        for leaf in self._leaves:
+            for box in leaf.boxes:
+                leaf.pads.append(b"\0" * (-at % ALIGNMENT))
+                at, part = at + len(leaf.pads[-1]), part + bool(leaf.pads[-1])
+                leaf.about["shards"].append([at, box])
+                if leaf.aval is not None or leaf.about["kind"] == "key":
+                    self.constant.append(part)
+                at, part = at + _bytes(leaf.about, box), part + 1
+        self._framed: bytes | None = None
+
+    def pieces(self, found: list[tuple[str, Any]]) -> list[Any] | None:
+        """Returns the parts after the index, of a tree with this layout. None: the tree has another one."""
+        if len(found) != len(self._leaves):
+            return None
+        others = {}  # by the number of the leaf
+        for number, (known, (path, leaf)) in enumerate(zip(self._leaves, found, strict=True)):
+            if path != known.path or type(leaf) is not known.type:
+                return None
+            if known.aval is None:
+                others[number] = about, pieces = _described(leaf, self._process)
+                if about["kind"] == "plain":
+                    self._framed = self._framed if about["value"] == known.about["value"] else None
+                    known.about["value"] = about["value"]
+                elif {**about, "shards": known.about["shards"]} != known.about or [box for _, box in pieces] != known.boxes:
+                    return None
+            elif not known.is_same(leaf):
+                return None
+        for known, (_, leaf) in zip(self._leaves, found, strict=True):  # all copies begin before the first is awaited
+            if known.aval is not None and not _is_on_host(known.sharding):
+                leaf.copy_to_host_async()
+        parts: list[Any] = []
+        for number, (known, (_, leaf)) in enumerate(zip(self._leaves, found, strict=True)):
+            if known.aval is None:
+                arrays: Any = [_flat(piece) for piece, _ in others[number][1]]
+            elif known.numbers:
+                arrays = [leaf.addressable_data(0)] if known.is_copied else _arrays(leaf)
+                arrays = [arrays[at] if known.is_direct else _flat(arrays[at]) for at in known.numbers]
+            else:
+                continue
+            for pad, array in zip(known.pads, arrays, strict=True):
+                if pad:
+                    parts.append(pad)
+                parts.append(array)
+        return parts
+
+    def index(self) -> bytes:
+        """Returns the first part."""
+        if self._framed is None:
+            leaves = {leaf.path: leaf.about for leaf in self._leaves if leaf.about["kind"] != "empty"}
+            empty = {leaf.path: leaf.about["value"] for leaf in self._leaves if leaf.about["kind"] == "empty"}
+            head = {"nebula": "jax-tree", "version": "1.0", "process": self._process, "processes": jax.process_count()}
+            self._framed = _framed(json.dumps({**head, "leaves": leaves, "empty": empty}).encode())
+        return self._framed
+
+
+_layouts: dict[str, _Layout] = {}  # of the last saves, by the names of their files
 
 
 def load(checkpoint: Checkpoint, name: str, template: Any = None, *, cast: bool = False) -> Any:
     """Returns the tree ``name`` in the form of ``template``, with the template's shardings.
 
     template: a pytree of jax.Array, jax.ShapeDtypeStruct (with or without a sharding), NumPy arrays or plain values. It may be a part of the
-    saved tree. None: the result has dicts and lists in the places of all containers, arrays on the default device, and None for list items
-    without leaves. cast: values of another dtype are converted; otherwise they are refused. Raises NebulaConfigError for leaves that do not
-    fit, with their paths, and NebulaNotFound for leaves or files that do not exist.
+    saved tree. None: the result has dicts and lists in the places of all containers, also of empty ones, arrays on the default device, and
+    None for list items of another class without leaves. cast: values of another dtype are converted; otherwise they are refused. Raises
+    NebulaConfigError for leaves that do not fit, with their paths, and NebulaNotFound for leaves or files that do not exist.
     """
     saved = _Saved(checkpoint, name)
     if template is None:
-        return _nested(list(zip(saved.leaves, saved.values([(path, None) for path in saved.leaves]), strict=True)))
+        return saved.tree(saved.values([(path, None) for path in saved.leaves]))
     paths, structure = jax.tree_util.tree_flatten_with_path(template, is_leaf=_is_none)
     return jax.tree_util.tree_unflatten(structure, _fitting(saved, [(_path(keys), leaf) for keys, leaf in paths], cast))
 
@@ -172,8 +272,17 @@ def _is_none(leaf: Any) -> bool:
     return leaf is None
 
 
+def _is_end(node: Any) -> bool:
+    """Whether no leaf of JAX is below a node, though a tree without a template has something in its place: None, and empty containers."""
+    return node is None or _is_empty(node)
+
+
+def _is_empty(node: Any) -> bool:
+    return isinstance(node, dict | list | tuple) and not node and (type(node) in _CONTAINERS or hasattr(node, "_fields"))
+
+
 def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)[0]:
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_end)[0]:
         yield _path(keys), leaf
 
 
@@ -219,7 +328,7 @@ def _is_key(leaf: Any) -> bool:
 def _is_known(leaf: Any) -> bool:
     if isinstance(leaf, np.ndarray | np.generic):
         return _is_named(leaf.dtype) and not isinstance(leaf, np.ma.MaskedArray)
-    return isinstance(leaf, (jax.Array, *_PLAIN))
+    return isinstance(leaf, (jax.Array, *_PLAIN)) or _is_empty(leaf)
 
 
 def _kind(leaf: Any) -> str:
@@ -239,22 +348,37 @@ def _is_named(dtype: np.dtype[Any]) -> bool:
 def _described(leaf: Any, process: int) -> tuple[dict[str, Any], list[tuple[Any, list[list[int]]]]]:
     """Returns the index entry of a leaf, and what this process writes of it: (array, index)."""
     if isinstance(leaf, jax.Array):
-        extra: dict[str, Any] = {}
-        if _is_key(leaf):
-            extra, leaf = {"impl": str(jax.random.key_impl(leaf))}, jax.random.key_data(leaf)
-        if leaf.weak_type:
-            extra["weak"] = True
-        about = {"kind": "key" if "impl" in extra else "array", "dtype": str(leaf.dtype), "shape": list(leaf.shape), "shards": [], **extra}
-        own = _own_shards(leaf.sharding, leaf.shape)
-        arrays = getattr(leaf, "_arrays", None)  # as addressable_data() has them, which asks more of each than its copy takes
-        if arrays is None:
-            arrays = [leaf.addressable_data(number) for number in range(len(leaf.sharding.addressable_devices))] if own else []
-        return about, [(np.asarray(arrays[number]), box) for number, box in own]
+        data = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        arrays = _arrays(data)
+        return _about_array(leaf), [(np.asarray(arrays[number]), box) for number, box in _own_shards(data.sharding, data.shape)]
     if isinstance(leaf, np.ndarray | np.generic):
         array = np.ascontiguousarray(leaf)
         about = {"kind": "numpy", "dtype": str(array.dtype), "shape": list(np.shape(leaf)), "shards": []}
         return about, [(array, [[0, size] for size in np.shape(leaf)])] if process == 0 else []
+    if _is_empty(leaf):
+        return {"kind": "empty", "value": _CONTAINERS.get(type(leaf), dict).__name__, "shards": []}, []
     return {"kind": "plain", "value": _plain(leaf), "shards": []}, []
+
+
+def _about_array(leaf: jax.Array) -> dict[str, Any]:
+    """Returns the index entry of an array or of PRNG keys, still without shards."""
+    extra: dict[str, Any] = {}
+    if _is_key(leaf):
+        extra, leaf = {"impl": str(jax.random.key_impl(leaf))}, jax.random.key_data(leaf)
+    if leaf.weak_type:
+        extra["weak"] = True
+    return {"kind": "key" if "impl" in extra else "array", "dtype": str(leaf.dtype), "shape": list(leaf.shape), "shards": [], **extra}
+
+
+def _arrays(leaf: jax.Array) -> list[Any]:
+    """Returns the arrays of this process's devices, without what addressable_data() asks of each: that takes longer than its copy."""
+    found = getattr(leaf, "_arrays", None)
+    return found if found is not None else [leaf.addressable_data(number) for number in range(len(leaf.sharding.addressable_devices))]
+
+
+def _flat(array: Any) -> np.ndarray[Any, Any]:
+    """Returns the bytes of an array."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 @functools.lru_cache(_MOST_KNOWN)
@@ -288,13 +412,6 @@ def _value(kind: str, text: Any) -> Any:
 def _box(index: Any, shape: Any) -> list[list[int]]:
     """Returns (start, stop) for each dimension of a shard."""
     return [list(part.indices(size)[:2]) for part, size in zip(index, shape, strict=True)]
-
-
-def _add(parts: list[Any], data: Any) -> int:
-    """Adds the bytes of an array."""
-    view = memoryview(data) if isinstance(data, bytes) else np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-    parts.append(view)
-    return int(view.nbytes)
 
 
 def _framed(index: bytes) -> bytes:
@@ -382,6 +499,7 @@ class _Saved:
         if missing:
             raise NebulaCorrupt(f"{checkpoint.tag!r} lacks {', '.join(missing[:_MOST_SHOWN])} of the tree {name!r}")
         indexes += map(self._index, range(1, count))
+        self.empty: dict[str, str] = indexes[0].get("empty", {})  # containers without leaves: their kinds
         for process, index in enumerate(indexes):
             for path, about in index["leaves"].items():
                 shards = [(process, offset, [tuple(part) for part in box]) for offset, box in about["shards"]]
@@ -399,6 +517,11 @@ class _Saved:
         mapped.fetch(LENGTH_BYTES, length)
         self._begins[process] = _begin(length)
         return json.loads(bytes(data[LENGTH_BYTES : LENGTH_BYTES + length]))
+
+    def tree(self, values: list[Any]) -> Any:
+        """Returns a tree of dicts and lists. values: one for each leaf."""
+        empty: list[tuple[str, Any]] = [(path, {} if kind == "dict" else []) for path, kind in self.empty.items()]
+        return _nested([*zip(self.leaves, values, strict=True), *empty])
 
     def values(self, wanted: list[tuple[str, Any]]) -> list[Any]:
         """Returns the values of leaves in the places of their targets. Leaves are put together while the next ones are read."""

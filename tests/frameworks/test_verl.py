@@ -28,3 +28,15 @@ def test_the_tracker_names_what_is_durable_and_the_run_resumes_from_it_after_sig
         assert time.monotonic() < end, again.end
         time.sleep(0.05)
     assert (node.base / "run" / "global_step_6" / "actor").exists()
+
+
+def test_a_rollout_has_the_weights_of_each_step_by_verls_interface_and_never_those_of_the_run_that_was_killed(node, tmp_path):
+    def transfers(steps, seed, *more, **options):
+        said = node.run(
+            interpreter("verl"), "verl_weights_job.py", "--path", node.base / "weights", "--out", tmp_path, "--steps", steps, "--seed", seed, *more,
+            ranks=3, **options,
+        )  # fmt: skip
+        return said.lines
+
+    assert transfers("1,2,3", 1, "--kill", check=False) == [{"step": step, "same": True} for step in (1, 2, 3)]
+    assert transfers("3,4", 2) == [{"step": step, "same": True} for step in (3, 4)]

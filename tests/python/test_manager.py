@@ -111,6 +111,30 @@ def test_free_saves_come_when_the_last_one_is_durable_and_cheap_enough(place, mo
         assert manager.should_save(22)
 
 
+def test_a_change_of_the_interval_of_free_saves_is_an_event_and_so_it_is_after_a_restart(place, monkeypatch, caplog):
+    caplog.set_level("INFO", "nebulaml")
+    now, said, state = [100.0], [], {"model": {"w": torch.zeros(2)}}
+    monkeypatch.setattr(policy, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    for run, first in ((1, 1), (2, 101)):
+        with nm.Manager(place.storage, save_every="free") as manager:
+            manager.on_event(lambda event: said.append((event.step, event.text.partition(":")[0])) if event.kind == "interval" else None)
+            for step, passed in enumerate((10, 20, 40, 50, 61, 30, 20, 20), first):  # seconds before each save
+                now[0] += passed
+                manager.save(step, state, force=True)
+        assert said == [
+            (first + 1, "saves come every 20 s now"), (first + 4, "saves come every 61 s now, and before every 20 s"),
+            (first + 6, "saves come every 20 s now, and before every 61 s"),
+        ]  # fmt: skip
+        assert all(f"nebula: {text}" in caplog.text for _, text in said), run
+        said.clear()
+    with nm.Manager(place.storage, save_every_steps=1) as manager:
+        manager.on_event(lambda event: said.append(event) if event.kind == "interval" else None)
+        for step, passed in ((201, 1), (202, 2), (203, 100)):
+            now[0] += passed
+            manager.save(step, state)
+    assert said == []
+
+
 def test_it_saves_when_seconds_have_passed(place, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(policy, "time", types.SimpleNamespace(monotonic=lambda: now[0]))

@@ -170,6 +170,7 @@ def test_steps_that_follow_faster_than_the_maker_are_skipped(place, follower):
 
 
 TRAINER = """
+    os.environ.update(NEBULA_MEMORY_DIR=sys.argv[2], NEBULA_NODE_ID=sys.argv[3])
     state = {"w": torch.zeros(300_000, dtype=torch.bfloat16), "step": torch.tensor(0)}
     publisher = nm.Publisher(state, sys.argv[1])
     for line in sys.stdin:
@@ -187,8 +188,8 @@ TRAINER = """
 class Trainer:
     """Publishes for each step that it is given. `expected` has the same values."""
 
-    def __init__(self, place) -> None:
-        self.process = place.trainer(TRAINER, place.storage, stdin=True)
+    def __init__(self, place, node: str = "") -> None:
+        self.process = place.trainer(TRAINER, place.storage, place.memory / node, node, stdin=True)
         self.w = torch.zeros(300_000, dtype=torch.bfloat16)
         self.maker = 0
 
@@ -247,6 +248,58 @@ def test_a_trainer_that_is_killed_before_its_values_are_copied_does_not_keep_the
             break
     else:
         pytest.fail("the second run has published nothing")
+
+
+def numbers(place) -> list[int]:
+    """Those of the publications that are durable."""
+    return sorted(number_of(path.parents[1].name) for path in place.storage.glob("publication-*/.nebula/manifest-*.json"))
+
+
+def test_the_maker_of_a_run_that_was_killed_and_the_next_run_on_another_node_take_different_numbers(place, follower):
+    old = Trainer(place)
+    old.publish(1)
+    first = follower.prepare(60)
+    os.kill(old.maker, signal.SIGSTOP)
+    old.publish(2)
+    old.kill()
+    new = Trainer(place, "other")
+    values = new.publish(10)
+    version = follower.prepare(60)
+    assert version.step == 10 and torch.equal(version.tensors()["w"], values)
+    os.kill(old.maker, signal.SIGCONT)  # it completes its last publication
+    until(lambda: len(numbers(place)) == 3, 60, "three publications with a number each")
+    assert numbers(place) == [first.number, first.number + 1, version.number]
+    values = new.publish(11)
+    version = follower.prepare(60)
+    assert version.step == 11 and torch.equal(version.tensors()["w"], values)
+    new.kill()
+
+
+def test_a_publisher_that_lives_on_beside_a_later_one_is_told_so_and_leaves_nothing(place, follower, caplog):
+    with nm.Publisher(state := weights(), place.storage, full_every=3) as old:
+        old.publish(1)
+        old.wait(60)
+        follower.prepare(60).commit()
+        new = Trainer(place, "other")
+        values = new.publish(10)
+        version = follower.prepare(60)
+        assert version.step == 10 and torch.equal(version.tensors()["w"], values)
+        for step in (2, 3):
+            train(state, step)
+            old.publish(step)
+            old.wait(60)
+        for step in (4, 5):
+            old.publish(step)
+            with pytest.raises(NebulaError, match=f"another process has made publication {version.number} of this path"):
+                old.wait(60)
+        values = new.publish(11)
+        version = follower.prepare(60)
+        assert version.step == 11 and torch.equal(version.tensors()["w"], values)
+    with nm.Publisher(state, place.storage) as again:
+        again.publish(6)
+        version = follower.prepare(60)
+        assert version.step == 6 and same(version.tensors(), state)
+    new.kill()
 
 
 def test_what_a_maker_that_died_had_not_made_another_one_makes(place, follower):

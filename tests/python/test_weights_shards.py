@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -20,6 +21,8 @@ from nebulaml.integrations.redirect import safetensors_header, safetensors_parts
 from nebulaml.weights import shards
 from nebulaml.weights.publication import About, tag_of
 from ports import held_port
+from safetensors.torch import load_file
+from torch.distributed.tensor.placement_types import Shard, _StridedShard
 from waiting import until
 
 KILLS, SEED = int(os.environ.get("NEBULA_TEST_KILLS", "2")), int(os.environ.get("NEBULA_TEST_SEED", "1"))  # a test has no such variables
@@ -29,17 +32,32 @@ import contextlib, json, os, sys
 import nebulaml as nm
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from nebulaml.dcp import NebulaStorageReader, NebulaStorageWriter
 from nebulaml.errors import NebulaUnavailable
 from nebulaml.weights import shards
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 storage, kind, out = sys.argv[1:4]
 dist.init_process_group("gloo")
 rank, mesh = dist.get_rank(), init_device_mesh("cpu", (dist.get_world_size(),))
 torch.manual_seed(1)
-if kind == "fsdp2":
+if kind == "2d":
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down, self.norm = torch.nn.Linear(16, 331), torch.nn.Linear(331, 9), torch.nn.LayerNorm(9)  # odd: shards of several sizes
+            self.narrow = torch.nn.Linear(4, 3)  # two ranks have a row of it, and the others one or none
+    weights = Net()
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    parallelize_module(weights, both["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel(), "narrow": ColwiseParallel()})
+    fully_shard(weights, mesh=both["data"])
+    assert any(type(placement).__name__ == "_StridedShard" for placement in weights.up.weight.placements)
+    tensors = lambda: weights.state_dict()
+elif kind == "fsdp2":
     class Net(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -58,7 +76,7 @@ else:
     tensors = lambda: weights
 chosen = {"full": False}
 given = lambda: {n: t.full_tensor() if chosen["full"] and hasattr(t, "full_tensor") else t for n, t in tensors().items()}
-publisher = nm.Publisher(weights if kind == "fsdp2" else given, storage, dtype=torch.bfloat16, full_every=5, files={"config.json": kind.encode()})
+publisher = nm.Publisher(given if kind == "columns" else weights, storage, dtype=torch.bfloat16, full_every=5, files={"config.json": kind.encode()})
 local = lambda t: t.to_local() if hasattr(t, "to_local") else t
 for line in sys.stdin:
     command, step = line.split()
@@ -95,6 +113,12 @@ for line in sys.stdin:
             answer = "durable"
         except nm.NebulaError as failure:
             answer = str(failure)
+    elif command == "checkpoint":  # through torch.distributed.checkpoint, and back
+        path, kept = f"{storage}-dcp/step{step}", {name: local(t).clone() for name, t in tensors().items()}
+        dcp.save({"model": tensors()}, storage_writer=NebulaStorageWriter(path))
+        read = {"model": {name: torch.zeros_like(t) for name, t in tensors().items()}}
+        dcp.load(read, storage_reader=NebulaStorageReader(path))
+        answer = all(torch.equal(local(read["model"][name]), kept[name]) for name in kept)
     elif command == "maker":
         answer = publisher._maker.pid
     else:
@@ -105,20 +129,21 @@ for line in sys.stdin:
 
 
 class Job:
-    """Two ranks on two nodes."""
+    """Ranks on a node each."""
 
-    def __init__(self, place, out, kind: str = "fsdp2") -> None:
+    def __init__(self, place, out, kind: str = "fsdp2", world: int = 2) -> None:
         self._ranks, self._memory = [], place.memory
         self._held = held_port()
-        for rank in range(2):
+        for rank in range(world):
             env = {
-                **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._held.getsockname()[1]), "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0",
+                **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._held.getsockname()[1]), "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0",
                 "LOCAL_WORLD_SIZE": "1", "NEBULA_NODE_ID": f"n{rank}", "NEBULA_MEMORY_DIR": str(place.memory / f"node{rank}"),
             }  # fmt: skip
             self._ranks.append(fork_server.start(RANK, place.storage, kind, out, env=env, stdin=subprocess.PIPE))
 
-    def ask(self, command: str, step: int = 0) -> list[object]:
-        for rank in self._ranks:
+    def ask(self, command: str, *steps: int) -> list[object]:
+        """steps: one for all ranks, or one for each."""
+        for rank, step in zip(self._ranks, steps if len(steps) > 1 else (steps or (0,)) * len(self._ranks), strict=True):
             rank.stdin.write(f"{command} {step}\n")
             rank.stdin.flush()
         return [json.loads(rank.stdout.readline()) for rank in self._ranks]
@@ -203,6 +228,34 @@ def test_a_step_that_one_rank_cannot_take_is_published_by_none(job, follower, ou
     assert version.step == 3 and exact(version, out)
 
 
+def test_ranks_that_publish_different_steps_in_one_call_publish_none(job, follower, place, out):
+    assert job.ask("publish", 1) == [True, True] and exact(follower.prepare(60), out)
+    for steps in (2, 3), (5, 4):
+        first, second = steps
+        sentences = [
+            f"rank 1 publishes step {second} in the call in which rank 0 publishes step {first}",
+            f"rank 0 publishes step {first} in the call in which rank 1 publishes step {second}",
+        ]
+        assert sorted(job.ask("publish", *steps)) == [False, True]  # the first of them cannot know it yet
+        assert all(any(sentence in str(answer) for sentence in sentences) for answer in job.ask("wait"))
+        assert follower.prepare(0) is None
+    os.kill(job.ask("maker")[1], signal.SIGKILL)
+    assert sorted(job.ask("publish", 6, 7)) == [False, True]
+    assert all("rank 0 publishes step 6" in str(answer) and "rank 1 publishes step 7" in str(answer) for answer in job.ask("wait"))
+    assert job.ask("publish", 8) == [True, True] and job.ask("wait") == ["durable", "durable"]
+    version = follower.prepare(60)
+    assert version.step == 8 and exact(version, out)
+    job.kill()
+    again = Job(place, out)  # with the numbers of the last run in a store of its own
+    try:
+        assert sorted(again.ask("publish", 1, 2)) == [False, True] and follower.prepare(0) is None
+        assert again.ask("publish", 8) == [True, True] and again.ask("wait") == ["durable", "durable"]
+        assert exact(follower.prepare(60), out)
+        assert len(list(place.storage.glob("publication-*/.nebula/manifest-*.json"))) == 3
+    finally:
+        again.kill()
+
+
 def test_after_a_kill_of_all_ranks_the_next_run_goes_on(job, follower, place, out):
     for step in (1, 2):
         assert job.ask("publish", step) == [True, True]
@@ -285,6 +338,29 @@ def test_columns_and_copies_of_tensors_are_put_together(place, follower, out):
         for step in range(1, 4):
             assert job.ask("publish", step) == [True, True]
             assert exact(follower.prepare(60), out)
+    finally:
+        job.kill()
+
+
+def test_shards_of_fsdp2_and_tensor_parallelism_are_put_together_and_so_they_are_in_a_checkpoint(place, follower, out, tmp_path):
+    """On a mesh of 2 x 2 ranks. FSDP2 divides the rows that tensor parallelism has left, so a rank has none that belong together."""
+    job = Job(place, out, "2d", 4)
+    try:
+        for step in (1, 2):
+            assert job.ask("publish", step) == [True] * 4
+            version = follower.prepare(60)
+            assert exact(version, out) and version.step == step
+        assert job.ask("checkpoint", 2) == [True] * 4
+        nm.export_hf(f"{place.storage}-dcp/step2", tmp_path / "exported")
+        wanted, found = torch.load(out / "2.pt"), load_file(tmp_path / "exported" / "model.safetensors")
+        assert wanted.keys() == found.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
+        os.kill(job.ask("maker")[3], signal.SIGKILL)
+        job.kill()
+        job = Job(place, out, "2d", 4)
+        assert job.ask("publish", 3) == [True] * 4
+        while version.step != 3:
+            version = follower.prepare(60)
+            assert exact(version, out)
     finally:
         job.kill()
 
@@ -374,12 +450,35 @@ def test_dtensors_without_a_process_group_are_refused(place):
             publisher.publish(1)
 
 
-BOXES = [((6, 4), (2, 4), (3, 0)), ((4, 6), (4, 2), (0, 3)), ((2, 3, 5), (2, 1, 5), (0, 2, 0)), ((2, 3, 5), (1, 3, 2), (1, 0, 3)), ((), (), ())]
+PARTS = [  # the sizes of the whole, and the ranges of a rank in each dimension
+    ((6, 4), [[(3, 2)], [(0, 4)]]),
+    ((4, 6), [[(0, 4)], [(3, 2)]]),
+    ((2, 3, 5), [[(0, 2)], [(2, 1)], [(0, 5)]]),
+    ((2, 3, 5), [[(1, 1)], [(0, 3)], [(3, 2)]]),
+    ((9, 2), [[(1, 2), (5, 3)], [(0, 2)]]),
+    ((2, 7), [[(0, 2)], [(6, 1), (0, 2)]]),
+    ((7, 6), [[(0, 1), (4, 2)], [(1, 1), (3, 3)]]),
+    ((), []),
+]
 
 
-@pytest.mark.parametrize(("whole", "shape", "begin"), BOXES)
-def test_the_pieces_of_a_shard_are_its_elements_in_the_whole(whole, shape, begin):
-    numbers = torch.arange(torch.Size(whole).numel()).reshape(whole)
-    local = numbers[tuple(slice(at, at + size) for at, size in zip(begin, shape, strict=True))].flatten()
-    found = [(inside + i, at + i) for inside, at, count in shards._runs(whole, shape, begin) for i in range(count)]
-    assert found == list(enumerate(local.tolist()))
+@pytest.mark.parametrize(("whole", "ranges"), PARTS)
+def test_the_pieces_of_a_shard_are_its_elements_in_the_whole(whole, ranges):
+    local = torch.arange(torch.Size(whole).numel()).reshape(whole)
+    for dimension, each in enumerate(ranges):
+        local = torch.cat([local.narrow(dimension, begin, count) for begin, count in each], dimension)
+    found = [(inside + i, at + i) for inside, at, count in shards._runs(whole, ranges) for i in range(count)]
+    assert found == list(enumerate(local.flatten().tolist()))
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 9, 24, 47])
+@pytest.mark.parametrize(("data", "tensor"), [(2, 2), (4, 2), (3, 4)])
+def test_the_rows_of_a_rank_are_those_that_fsdp2_and_tensor_parallelism_give_it_or_its_shard_is_refused(size, data, tensor):
+    placements = (_StridedShard(0, split_factor=tensor), Shard(0))
+    for first, second in itertools.product(range(data), range(tensor)):
+        wanted = shards._chunks(shards._chunks(torch.arange(size), tensor)[second], data)[first].tolist()  # as both divide their tensors
+        (ranges,) = shards._ranges((size,), (data, tensor), (first, second), placements)
+        found = [begin + at for begin, count in ranges for at in range(count)]
+        assert found == wanted or len(found) != len(wanted)  # a shard of another size is refused
+        if size % (data * tensor) == 0:
+            assert found == wanted

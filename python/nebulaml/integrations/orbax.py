@@ -156,6 +156,18 @@ class Handler(ocp.AsyncCheckpointHandler):
         with _opened(epath.Path(directory)) as (checkpoint, tree):
             return _load_by_arguments(trees._Saved(checkpoint, tree), item, restore_args)
 
+    def metadata(self, directory: Any) -> Any:
+        """Returns Orbax's metadata of an item's tree, in dicts and lists: the names, shapes and dtypes. No values are read.
+
+        Shardings are not among them: a load takes those of its template.
+        """
+        from orbax.checkpoint._src.metadata.tree import build_default_tree_metadata
+
+        place = epath.Path(directory)
+        with _opened(place) as (checkpoint, tree):
+            saved = trees._Saved(checkpoint, tree)
+            return build_default_tree_metadata(saved.tree([_metadata_of(path, about, place) for path, about in saved.leaves.items()]))
+
     def close(self) -> None:
         """Ends the sessions."""
         while self._sessions:
@@ -250,7 +262,7 @@ def _load_by_arguments(saved: trees._Saved, item: Any, restore_args: Any) -> Any
     how = {trees._path(keys): leaf for keys, leaf in leaves}
     if item is None:
         values = saved.values([(path, _target(how, saved, path, None)) for path in saved.leaves])
-        return trees._nested(list(zip(saved.leaves, values, strict=True)))
+        return saved.tree(values)
     paths, structure = jax.tree_util.tree_flatten_with_path(item, is_leaf=lambda leaf: leaf is None)
     wanted = [(trees._path(keys), leaf) for keys, leaf in paths]
     targets = [(path, _target(how, saved, path, leaf)) for path, leaf in wanted if leaf is not ...]
@@ -273,11 +285,32 @@ def _target(how: dict[str, Any], saved: trees._Saved, path: str, leaf: Any) -> A
     return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
 
 
-def registry(**settings: Any) -> Any:
-    """Returns what ocp.CheckpointManager takes as handler_registry: trees go through Nebula. settings: as Handler() takes them."""
+def _metadata_of(path: str, about: dict[str, Any], place: Any) -> Any:
+    """Returns Orbax's metadata of a leaf."""
+    from orbax.checkpoint._src.metadata import value
+
+    name = ".".join(str(key) for _, key in json.loads(path))
+    if about["kind"] != "plain":
+        shape, dtype = tuple(about["shape"]), trees._dtype(about["dtype"])
+        if about["kind"] == "key":
+            key = jax.eval_shape(lambda data: jax.random.wrap_key_data(data, impl=about["impl"]), jax.ShapeDtypeStruct(shape, dtype))
+            shape, dtype = key.shape, key.dtype
+        return value.ArrayMetadata(name=name, directory=place, shape=shape, sharding=None, dtype=dtype)
+    kind = about["value"][0]
+    if kind in trees._NUMBERS:
+        return value.ScalarMetadata(name=name, directory=place, dtype=jax.numpy.dtype(kind))
+    return None if kind == "NoneType" else value.StringMetadata(name=name, directory=place)
+
+
+def registry(*items: str, **settings: Any) -> Any:
+    """Returns what ocp.CheckpointManager takes as handler_registry: trees go through Nebula. settings: as Handler() takes them.
+
+    items: names of items whose metadata the manager gives before it has saved or restored one, such as "default".
+    """
     made, handler = ocp.handlers.DefaultCheckpointHandlerRegistry(), Handler(**settings)
     for args in (ocp.args.StandardSave, ocp.args.StandardRestore, ocp.args.PyTreeSave, ocp.args.PyTreeRestore, NebulaSave, NebulaRestore):
-        made.add(None, args, handler)
+        for item in (None, *items):
+            made.add(item, args, handler)
     for args in (ocp.args.JsonSave, ocp.args.JsonRestore):  # of metrics, and of a program's own items
         made.add(None, args)
     return made

@@ -285,7 +285,9 @@ class Manager:
         except BaseException as failure:
             self._failures.report(step, f"{failure!r:.300}")
             raise
-        self._due.saved(step, time.monotonic() - begun)
+        if (text := self._due.saved(step, time.monotonic() - begun)) and self._engine.place().rank == 0:
+            log.info("nebula: %s", text)
+            self._engine.hear(Event("interval", checkpoint.tag, step, text=text))
         self._decided = (step, False)
         self._notices.answered()
         if not is_committed:

@@ -11,6 +11,7 @@ from ..errors import NebulaConfigError
 
 __all__ = ["SaveEvery"]
 
+OTHER = 3.0  # times an interval: another interval, which is said
 COST = 0.01  # the most of a loop's time that saves take, where they come as soon as they can
 
 
@@ -32,6 +33,7 @@ class SaveEvery:
         self._last = time.monotonic()
         self._last_step: int | None = None
         self._cost_s = 0.0  # of the last save
+        self._said_s: float | None = None  # the interval that was said last
 
     @property
     def asks_clock(self) -> bool:
@@ -56,6 +58,16 @@ class SaveEvery:
         is_far = self._last_step is None or abs(step - self._last_step) >= (self.steps or 1)
         return is_far and passed * COST >= self._cost_s and is_durable()
 
-    def saved(self, step: int, cost_s: float) -> None:
-        """Notes a save, and the seconds for which it has held up the loop."""
+    def saved(self, step: int, cost_s: float) -> str:
+        """Notes a save, and the seconds for which it has held up the loop.
+
+        Returns a sentence if saves come as soon as they can, and the interval is another one than the sentence before had; else "".
+        """
+        interval, is_first = time.monotonic() - self._last, self._last_step is None
         self._last, self._last_step, self._cost_s = time.monotonic(), step, cost_s
+        before = self._said_s
+        if not self.is_free or is_first or (before is not None and before < OTHER * interval and interval < OTHER * before):
+            return ""
+        self._said_s = interval
+        then = "" if before is None else f", and before every {before:.3g} s"
+        return f"saves come every {interval:.3g} s now{then}: the last one has held up the loop for {cost_s:.2g} s"

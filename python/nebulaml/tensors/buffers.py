@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import struct
-import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .. import _nebula
@@ -30,11 +30,15 @@ class Capture(NamedTuple):
     is_plain: bool = False  # tensors and plain values alone
 
 
-def ranges(parts: Any, name: str) -> _nebula.Ranges:
-    """Returns (address, size, owner) of each part, a bytes-like object. The owner keeps the memory alive."""
+def ranges(parts: Any, name: str, copied: Callable[[Any], Any] | None = None) -> _nebula.Ranges:
+    """Returns (address, size, owner) of each part, a bytes-like object. The owner keeps the memory alive.
+
+    copied: gives the bytes of a part that has no contiguous ones itself. None: such a part is refused.
+    """
     found = _nebula.Ranges()
-    for index, part in enumerate(listed(parts, name)):
-        append(found, index, part, name)
+    parts = list(listed(parts, name))
+    while (index := len(found) + found.extend(parts[len(found) :])) < len(parts):
+        append(found, index, parts[index] if copied is None else copied(parts[index]), name)
     return found
 
 
@@ -83,7 +87,7 @@ class Copies:
 
     def __init__(self, found: _nebula.Ranges, constant: Sequence[int]) -> None:
         self._ranges = found
-        self._thread: threading.Thread | None = None
+        self._copied: Any = None  # a lock that the thread holds
         for index in constant:
             address, size, _ = found[index]
             if size:
@@ -92,15 +96,23 @@ class Copies:
     def start(self, image: int, size: int, offsets: list[int]) -> None:
         self.finish()  # of an earlier agent's image
         pieces = self._ranges.pieces(0, image, offsets, 1, _MOST, PIECE_BYTES)
-        self._thread = threading.Thread(target=_copy, args=(pieces,), name="nebula-copy", daemon=True)
-        self._thread.start()
+        self._copied = _thread.allocate_lock()
+        self._copied.acquire()
+        try:
+            _thread.start_new_thread(_copy, (pieces, self._copied))  # a threading.Thread would wait until it runs
+        except RuntimeError:  # there is none to be had
+            _copy(pieces, self._copied)
 
     def finish(self) -> None:
         """Waits until every byte is in the image."""
-        if self._thread is not None:
-            self._thread.join()
+        if self._copied is not None:
+            with self._copied:
+                pass
 
 
-def _copy(pieces: bytes) -> None:
-    for to, source, size in _PIECE.iter_unpack(pieces):
-        ctypes.memmove(to, source, size)
+def _copy(pieces: bytes, copied: Any) -> None:
+    try:
+        for to, source, size in _PIECE.iter_unpack(pieces):
+            ctypes.memmove(to, source, size)
+    finally:
+        copied.release()

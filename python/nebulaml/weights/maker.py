@@ -24,7 +24,7 @@ from .._session.session import Session
 from ..checkpoint import Checkpoint
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaTimeout
 from ..reader import Reader
-from .publication import DELTA, EXTRA, HEAD, PARTS, WEIGHTS, About, Layout, number_of, of_rank, tag_of
+from .publication import DELTA, EXTRA, HEAD, PARTS, WEIGHTS, About, Layout, next_number, number_of, of_rank, tag_of
 
 log = logging.getLogger("nebulaml")
 
@@ -61,11 +61,13 @@ class Maker:
 
     def _begin(self, path: str) -> None:
         """Reads what the path has. It raises NebulaConfigError while the maker of a trainer that has died completes its last publication."""
-        numbers = [number for row in self._session.checkpoints() if (number := number_of(row.tag)) is not None]
-        # in an empty path not 1: there may be followers of publications that were removed
-        self._next = max(numbers) + 1 if numbers else int(time.time())
-        self._kept = sorted(numbers)
+        self._kept = self._published()
+        self._next = 0  # it has no number yet
         self._wholes = self._last_whole()
+
+    def _published(self) -> list[int]:
+        """Returns the numbers of the path's publications, whoever has made them."""
+        return sorted(number for row in self._session.checkpoints() if (number := number_of(row.tag)) is not None)
 
     def _last_whole(self) -> list[int]:
         """Returns the whole publication that the last run's newest one builds on: a follower may be reading them."""
@@ -90,7 +92,6 @@ class Maker:
             raise
         self._forget_base()
         self._base = Base(about, live, layout, stack, data)
-        self._next += 1
         self._remove(about)
 
     def _snapshot(self, tag: str, is_over: Callable[[], bool]) -> Checkpoint:
@@ -124,12 +125,26 @@ class Maker:
         return about, Layout(layout.head, parts)
 
     def _whole(self, step: int, layout: Layout, data: memoryview) -> tuple[About, Layout]:
+        self._look()
         parts = _nebula.delta_sums(data, layout.parts)
         about = About(self._next, step, self._next, _nebula.delta_state_sum(parts), self._name)
         self._write(about, {WEIGHTS: data, **{EXTRA + name: content for name, content in self._files.items()}})
         return about, Layout(layout.head, parts)
 
+    def _look(self) -> None:
+        """Finds a number, or raises NebulaError if another process has published to the path since this one has found its own."""
+        self._kept = self._published()
+        newest = self._kept[-1] if self._kept else 0
+        if not self._next:
+            self._next = next_number(self._kept)
+        elif newest >= self._next:
+            raise NebulaError(
+                f"another process has made publication {newest} of this path since this publisher's first one. One process publishes to a "
+                "path: to go on with this one, close it and make another Publisher"
+            )
+
     def _write(self, about: About, files: dict[str, Any]) -> None:
+        self._next = about.number + 1  # also after a failure: a subscriber may have seen this number
         with self._session.checkpoint(tag_of(about.number), -2 if about.ranks else None, metadata=about.stored()) as checkpoint:
             for name, content in files.items():
                 checkpoint.save_bytes(name, content)
@@ -185,12 +200,12 @@ class ShardMaker(Maker):
         try:
             if not request["tag"]:
                 self._forget_base()
-                raise NebulaError("it could not take its values")
+                raise NebulaError(request.get("why", "it could not take its values"))
             super().publish(request, is_over)
         except NebulaTimeout:
             raise  # the other ranks may still come to it
         except Exception as failure:  # the other ranks must not wait for this one's part
-            with contextlib.suppress(NebulaError), self._session.checkpoint(tag_of(self._next), -2) as checkpoint:
+            with contextlib.suppress(NebulaError), self._session.checkpoint(tag_of(request["number"]), -2) as checkpoint:
                 checkpoint.save_bytes(of_rank(DELTA, self._rank), b"")
                 raise NebulaError(f"rank {self._rank} does not publish: {failure}") from failure
             raise

@@ -13,17 +13,23 @@ import dataclasses
 import itertools
 import json
 import mmap
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from .. import _nebula
 from ..errors import NebulaCorrupt
 
-__all__ = ["DELTA", "EXTRA", "HEAD", "PARTS", "WEIGHTS", "About", "Layout", "number_of", "of_rank", "size_of", "tag_of", "tensors_of"]
+__all__ = [
+    "DELTA", "EXTRA", "GAP", "HEAD", "PARTS", "WEIGHTS", "About", "Layout", "next_number", "number_of", "of_rank", "size_of", "tag_of",
+    "tensors_of",
+]  # fmt: skip
 
 WEIGHTS, DELTA = "weights", "delta"
 PARTS, HEAD = "parts", "head"
 EXTRA = "files/"  # other files of the directory, such as config.json
+GAP = 16  # numbers that makers of the last run may still use
 _PREFIX = "publication-"
 _WIDTHS = {"F64": 4, "I64": 4, "U64": 4, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 _HEADER_MOST = 100_000_000  # bytes; the format's own limit
@@ -43,6 +49,14 @@ def number_of(tag: str) -> int | None:
     """Returns the number of a publication's tag; None: it is another tag."""
     digits = tag.removeprefix(_PREFIX)
     return int(digits) if digits != tag and digits.isascii() and digits.isdigit() else None
+
+
+def next_number(numbers: Iterable[int]) -> int:
+    """Returns the number of a run's first publication. numbers: those of the path.
+
+    It is not 1 in an empty path: there may be followers of publications that were removed.
+    """
+    return max(int(time.time()), *(number + GAP for number in numbers), 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,7 +35,7 @@ _made = itertools.count()
 
 
 class _Request:
-    """What a maker is asked, and the makers that have had it. A body with the tag "" lets a publication of shards fail."""
+    """What a maker is asked, and the makers that have had it. A body with the tag "" lets a publication of shards fail: "why" says why."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         self.body, self.makers = body, 0
@@ -121,12 +121,15 @@ class Publisher:
                 parts = self._parts()
                 if self._shards is not None:
                     self._await_makers()
+                    shards.compare_steps(self._path, self._turn, self._number(request), step)
                 with self._session.checkpoint(tag) as live:
                     live.save_bytes("weights", parts)
                 is_taken = True
-            except (NebulaConfigError, ValueError):
+            except (NebulaConfigError, ValueError) as failure:
+                request.body["why"] = str(failure)
                 raise
             except (NebulaError, OSError) as failure:
+                request.body["why"] = str(failure)
                 log.error("nebula: step %d is not published to %s: %s. Training goes on.", step, config.shown(self._path), failure)
                 if self._shards is None:
                     self._forget_maker()
@@ -202,10 +205,15 @@ class Publisher:
             return
         self._requests.remove(request)
 
+    def _number(self, request: _Request) -> int:
+        """The number of a publication of shards."""
+        assert self._shards is not None
+        return int(self._shards["first"]) + int(request.body["id"]) - 1
+
     def _send(self, request: _Request, maker: subprocess.Popen[bytes] | None) -> None:
         assert maker is not None and maker.stdin is not None
         if self._shards is not None:
-            request.body["number"] = self._shards["first"] + request.body["id"] - 1
+            request.body["number"] = self._number(request)
         line = json.dumps(request.body).encode() + b"\n"
         if os.write(maker.stdin.fileno(), line) != len(line):
             raise OSError("the background process takes no more requests")

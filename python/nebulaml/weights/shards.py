@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import collections
 import datetime
+import functools
 import itertools
 import math
 import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,13 +19,12 @@ from .._session import ranks
 from ..errors import NebulaConfigError, NebulaError
 from ..integrations.redirect import safetensors_header
 from ..reader import Reader
-from .publication import number_of
+from .publication import GAP, next_number, number_of
 
-__all__ = ["Shards", "first_number", "is_sharded", "next_turn"]
+__all__ = ["Shards", "compare_steps", "first_number", "is_sharded", "next_turn"]
 
 RUNS_MOST = 1 << 16  # of a rank: each is a part of every delta
 AGREE_S = 60.0  # ranks wait so long for rank 0
-GAP = 16  # numbers that the last run may still use
 _turns = collections.Counter[str]()  # publishers of shards of this process, by path
 
 
@@ -50,15 +49,29 @@ def first_number(path: str, turn: int) -> tuple[int, str]:
     if place.rank == 0:
         with Reader(path) as reader:
             numbers = [number for row in reader.versions() if (number := number_of(row.tag)) is not None]
-        # not 1: there may be followers of publications that were removed, and makers of the last run that still end theirs
-        first = max(int(time.time()), *(number + GAP for number in numbers), 1)
-        store.compare_set(key, "", f"{first} {os.urandom(8).hex()}")
+        store.compare_set(key, "", f"{next_number(numbers)} {os.urandom(8).hex()}")
     try:
         store.wait([key], datetime.timedelta(seconds=AGREE_S))
     except Exception as failure:  # the stores raise errors of several types
         raise NebulaError(f"rank 0 has not named the first publication to {path} within {AGREE_S:.0f} s") from failure
     number, name = store.get(key).decode().split()
     return int(number), name
+
+
+def compare_steps(path: str, turn: int, number: int, step: int) -> None:
+    """Raises NebulaError if another rank publishes another step under this number. It waits for no rank: the first one's step counts."""
+    store, place = ranks.store(), ranks.current()
+    if store is None:
+        raise NebulaError("the process group has ended, so the ranks cannot compare their steps")
+    key = f"nebula/publisher/{path}/{turn}/"
+    try:
+        first, rank = map(int, store.compare_set(f"{key}{number}", "", f"{step} {place.rank}").split())
+        if place.rank == 0:
+            store.delete_key(f"{key}{number - GAP}")
+    except Exception as failure:  # the stores raise errors of several types
+        raise NebulaError(f"the ranks cannot compare their steps: {failure}") from failure
+    if first != step:
+        raise NebulaError(f"rank {place.rank} publishes step {step} in the call in which rank {rank} publishes step {first}")
 
 
 class Shards:
@@ -78,8 +91,8 @@ class Shards:
             value, width = kept[name], whole.element_size()
             found = _local(name, value, rank)
             if found is not None:
-                tensor, shape, begin = found
-                runs = _runs(tuple(whole.shape), shape, begin)
+                tensor, ranges = found
+                runs = _runs(tuple(whole.shape), ranges)
                 self.local[name] = tensor
                 self.parts += [(name, inside * width, self.size + at * width, count * width, width) for inside, at, count in runs]
                 if len(self.parts) > RUNS_MOST:
@@ -108,33 +121,83 @@ def _whole(value: Any, dtype: Any) -> Any:
     return torch.empty(value.shape, dtype=dtype if cast else value.dtype, device="meta")
 
 
-def _local(name: str, value: Any, rank: int) -> tuple[Any, tuple[int, ...], tuple[int, ...]] | None:
-    """Returns what this rank publishes of a tensor: its local tensor, with its shape and offsets in the whole one. None: nothing."""
-    if not hasattr(value, "placements"):
-        return (value.detach(), tuple(value.shape), (0,) * value.dim()) if rank == 0 and value.numel() else None
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+_Ranges = list[list[tuple[int, int]]]  # for each dimension of the whole tensor: (begin, count) of what a local one has, in its order
 
-    if any(type(placement) not in (Replicate, Shard) for placement in value.placements):
-        raise NebulaConfigError(f"{name!r} is placed as {value.placements}: Publisher takes Shard and Replicate, so publish its full_tensor()")
+
+def _local(name: str, value: Any, rank: int) -> tuple[Any, _Ranges] | None:
+    """Returns what this rank publishes of a tensor: its local tensor, and the part of the whole one that this is. None: nothing."""
+    if not hasattr(value, "placements"):
+        return (value.detach(), [[(0, size)] for size in value.shape]) if rank == 0 and value.numel() else None
+    from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
+
+    placements = tuple(value.placements)
+    if any(type(placement) not in (Replicate, Shard, _StridedShard) for placement in placements):
+        raise NebulaConfigError(f"{name!r} is placed as {placements}: Publisher takes Shard and Replicate, so publish its full_tensor()")
     mesh = value.device_mesh
     coordinate = mesh.get_coordinate()
-    if coordinate is None or any(at and type(placement) is Replicate for at, placement in zip(coordinate, value.placements, strict=True)):
+    if coordinate is None or not _is_first(mesh):
         return None  # another rank publishes it
-    shape, begin = compute_local_shape_and_global_offset(value.shape, mesh, value.placements)
+    if any(at and type(placement) is Replicate for at, placement in zip(coordinate, placements, strict=True)):
+        return None  # and here, too
+    ranges = _ranges(tuple(value.shape), tuple(mesh.shape), tuple(coordinate), placements)
     local = value.detach().to_local()
-    if math.prod(shape) == 0:
-        return None
-    if tuple(local.shape) != tuple(shape):
-        raise NebulaConfigError(f"the shard of {name!r} on this rank has another shape than its placement says: publish its full_tensor()")
-    return local.contiguous(), tuple(shape), tuple(begin)
+    shape = tuple(sum(count for _, count in each) for each in ranges) if ranges is not None else None
+    if shape is None or (tuple(local.shape) != shape and math.prod(shape) + local.numel() > 0):
+        raise NebulaConfigError(f"the shard of {name!r} on this rank is not what its placement {placements} says: publish its full_tensor()")
+    return (local.contiguous(), ranges) if local.numel() else None
 
 
-def _runs(whole: tuple[int, ...], shape: tuple[int, ...], begin: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+def _is_first(mesh: Any) -> bool:
+    """Whether this slice of a larger mesh is the first one. All slices have the same tensors: those that tensor parallelism leaves whole."""
+    root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
+    return int(root.mesh.flatten()[0]) in mesh.mesh.flatten().tolist()
+
+
+@functools.lru_cache(RUNS_MOST)
+def _ranges(shape: tuple[int, ...], mesh: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]) -> _Ranges | None:
+    """Returns the part of a tensor that a rank has. Each placement divides what those before it have left, as ``torch.chunk`` does.
+
+    A ``_StridedShard`` divides each of split_factor chunks: FSDP2 has placed it on shards of tensor parallelism, whose mesh dimension comes
+    later. None: torch itself would divide it in another way, as older versions do if the sizes are uneven.
+    """
+    import torch
+    from torch.distributed.tensor.placement_types import Replicate
+
+    indices = [torch.arange(size) for size in shape]
+    for placement, ranks_along, at in zip(placements, mesh, coordinate, strict=True):
+        if type(placement) is Replicate:
+            continue
+        index = indices[placement.dim]
+        own = torch.cat([_chunks(chunk, ranks_along)[at] for chunk in _chunks(index, getattr(placement, "split_factor", 1))])
+        row = index.view([1] * placement.dim + [len(index)])
+        if not torch.equal(own, placement._split_tensor(row, ranks_along, with_padding=False, contiguous=False)[0][at].flatten()):
+            return None
+        indices[placement.dim] = own
+    return [_joined(index.tolist()) for index in indices]
+
+
+def _chunks(index: Any, count: int) -> list[Any]:
+    size = -(-len(index) // count)
+    return [index[at * size : (at + 1) * size] for at in range(count)]
+
+
+def _joined(index: list[int]) -> list[tuple[int, int]]:
+    """Returns the ranges of numbers that follow each other."""
+    begins = [at for at, number in enumerate(index) if not at or number != index[at - 1] + 1]
+    return [(index[begin], end - begin) for begin, end in zip(begins, [*begins[1:], len(index)], strict=False)]
+
+
+def _runs(whole: tuple[int, ...], ranges: _Ranges) -> Iterator[tuple[int, int, int]]:
     """Yields (element of the local tensor, element of the whole one, elements) of each piece that lies together in both."""
-    outer = max((at + 1 for at in range(len(whole)) if shape[at] != whole[at]), default=1) - 1
+    if not whole:
+        yield 0, 0, 1
+        return
+    outer = max((at for at, size in enumerate(whole) if ranges[at] != [(0, size)]), default=0)
     strides = [math.prod(whole[at + 1 :]) for at in range(len(whole))]
-    count = math.prod(shape[outer:])
-    base = sum(at * stride for at, stride in zip(begin, strides, strict=True))
-    for number, index in enumerate(itertools.product(*(range(size) for size in shape[:outer]))):
-        yield number * count, base + sum(at * stride for at, stride in zip(index, strides, strict=False)), count
+    rows = ([begin + at for begin, count in each for at in range(count)] for each in ranges[:outer])
+    inside = 0
+    for row in itertools.product(*rows):
+        base = sum(at * stride for at, stride in zip(row, strides, strict=False))
+        for begin, count in ranges[outer]:
+            yield inside, base + begin * strides[outer], count * strides[outer]
+            inside += count * strides[outer]
