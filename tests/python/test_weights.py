@@ -330,6 +330,24 @@ def test_what_a_maker_that_died_had_not_made_another_one_makes(place, follower):
             publisher.wait(60)
 
 
+def test_more_publications_than_the_makers_pipe_holds_wait_for_the_maker(place, follower, caplog):
+    state = {"weight": torch.zeros(16)}
+    with nm.Publisher(state, place.storage) as publisher:
+        assert publisher.publish(1)
+        publisher.wait(60)
+        maker = publisher._maker
+        os.kill(maker.pid, signal.SIGSTOP)
+        for step in range(2, 3000):  # a request has some 100 bytes, the pipe 64 KiB
+            state["weight"].fill_(step)
+            assert publisher.publish(step)
+        assert publisher._maker is maker and len(publisher._requests) > 1
+        os.kill(maker.pid, signal.SIGCONT)
+        publisher.wait(60)
+        assert publisher._maker is maker and not caplog.records
+    version = follower.prepare(60)
+    assert version.step == step and same(version.tensors(), state)
+
+
 def test_a_follower_with_an_agent_of_its_own_reads_storage(place, tmp_path):
     """As on another machine."""
     follow = """

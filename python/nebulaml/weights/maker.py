@@ -39,6 +39,10 @@ LOOK_S = 0.5  # between looks at whether the agent still has the snapshot
 _UNBOUND = (1 << 64) - 1
 
 
+class Gone(NebulaError):
+    """The snapshot is not in memory: the trainer has not copied it, or newer ones have its memory."""
+
+
 class Base:
     """The last publication, in the memory where the trainer's snapshot lies."""
 
@@ -104,7 +108,7 @@ class Maker:
                 seen = now if any(row.tag == tag and row.state != "failed" for row in self._memory.checkpoints()) else seen
             end = min(end, now + ORPHAN_S if is_over() else begun + LIVE_S)
             if now > end or now - seen > ORPHAN_S:
-                raise NebulaError("the trainer has not copied its values")
+                raise Gone("the trainer has not copied its values")
             time.sleep(POLL_S)
         return found
 
@@ -279,7 +283,7 @@ def main() -> int:
     failed = False
     for requests in _requests(pipe):
         skipped = [] if shards else requests[:-1]  # with shards every rank makes every publication
-        for request in skipped:
+        for request in skipped[-1:]:  # it answers those before it as well
             _answer({**request, "skipped": True})
         for request in requests[len(skipped) :]:
             try:
@@ -288,7 +292,7 @@ def main() -> int:
                 failed = False
             except Exception as failure:
                 failed = True
-                request = {**request, "error": str(failure) or type(failure).__name__}
+                request = {**request, "error": str(failure) or type(failure).__name__, "gone": isinstance(failure, Gone)}
             _answer(request)
     return int(failed)
 

@@ -126,10 +126,10 @@ class Publisher:
                     live.save_bytes("weights", parts)
                 is_taken = True
             except (NebulaConfigError, ValueError) as failure:
-                request.body["why"] = str(failure)
+                request.body["why"] = str(failure)[:1000]  # the line fits into the pipe at once
                 raise
             except (NebulaError, OSError) as failure:
-                request.body["why"] = str(failure)
+                request.body["why"] = str(failure)[:1000]  # the line fits into the pipe at once
                 log.error("nebula: step %d is not published to %s: %s. Training goes on.", step, config.shown(self._path), failure)
                 if self._shards is None:
                     self._forget_maker()
@@ -215,9 +215,10 @@ class Publisher:
         if self._shards is not None:
             request.body["number"] = self._number(request)
         line = json.dumps(request.body).encode() + b"\n"
-        if os.write(maker.stdin.fileno(), line) != len(line):
-            raise OSError("the background process takes no more requests")
-        request.makers, request.maker = request.makers + 1, maker
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of requests: this one is sent after the next answer
+            if os.write(maker.stdin.fileno(), line) != len(line):
+                raise OSError("the background process got a part of a request")
+            request.makers, request.maker = request.makers + 1, maker
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._maker is not None and self._maker.poll() is not None:
@@ -266,11 +267,14 @@ class Publisher:
             for line in lines:
                 self._take(json.loads(line))
             if lines:
+                if any(request.maker is not maker for request in self._requests):
+                    self._hand_over()
                 return
 
     def _take(self, answer: dict[str, Any]) -> None:
-        self._failure, self._is_stuck = answer.get("error"), False
         self._requests = [request for request in self._requests if request.body["id"] > answer["id"]]
+        is_overtaken = self._shards is None and self._requests and answer.get("gone")  # newer snapshots have its memory
+        self._failure, self._is_stuck = None if is_overtaken else answer.get("error"), False
         if self._failure is not None:
             log.error("nebula: step %d is not published to %s: %s", answer["step"], config.shown(self._path), self._failure)
 
