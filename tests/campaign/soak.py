@@ -4,8 +4,8 @@
 
 A trainer saves a version about every 0.1 s, waits for some to be durable, and removes old ones (keep_last). A week of versions every 15 minutes is 672.
 Meanwhile, about every 2 s, one of these happens: the trainer is killed, its storage is full, may not be written, or stands still, or, in the first
-half, the agent is killed. At half time the agent is stopped and started again, as in an upgrade: there is no release yet, so it is the same build. The
-second half has one agent. The numbers of removals (.nebula/removed) do not count as files: a sweep removes them after 7 days. Clocks of the machine are not stepped; unit tests do that on a table of system calls.
+half, the agent is killed. In the first half the wall clock of agent and trainer steps as well, by up to 30 days in either direction; the times of files do not. At half time the agent is stopped and started again, as in an upgrade: there is no release yet, so it is the same build. The
+second half has one agent. The numbers of removals (.nebula/removed) do not count as files: a sweep removes them after 7 days.
 
 Wrong is: a trainer that begins without the newest version that was durable, or with other values; and growth in the second half beyond the bounds below,
 of the agent's memory, descriptors and threads, of the files in storage and memory, and of requests to storage per version.
@@ -35,6 +35,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from processes import agents  # noqa: E402
 
 EVENTS_S, SAMPLE_S, DOWN_S = 2.0, 2.0, 1.0
+STEPS_S = [0, -3600, 3600, -86400, 86400, 8 * 86400, -30 * 86400, 30 * 86400]
+CLOCK = Path(__file__).resolve().parents[1] / "doubles/os/stepped_clock.c"
 WEEK = 672
 # So much may a measure grow from the third to the fourth quarter of the run: the larger of a share and a number. Of anonymous memory a part is what the C
 # library keeps after it was freed: in each of its heaps, of which each thread has one.
@@ -73,10 +75,12 @@ class Soak:
         self.mount, self.runtime = self.root / "mount", self.root / "run"
         self.mount.mkdir()
         self.is_mounted = os.geteuid() == 0 and subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "soak", self.mount]).returncode == 0
-        self.storage = self.mount / "storage"
+        self.storage, self.clock = self.mount / "storage", self.root / "clock"
+        subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-O1", "-o", self.root / "clock.so", CLOCK], check=True)
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("NEBULA_")} | {
             "NEBULA_RUNTIME_DIR": str(self.runtime), "NEBULA_MEMORY_DIR": str(self.memory), "NEBULA_AGENT_LINGER": "600",
             "NEBULA_AGENT_PATH": os.environ.get("NEBULA_AGENT_PATH") or str(Path(sys.executable).with_name("nebula")), "NEBULA_MEMORY_BUFFER_SIZE": "256M",
+            "LD_PRELOAD": str(self.root / "clock.so"), "NEBULA_TEST_CLOCK": str(self.clock),
         }  # fmt: skip
         self.durable, self.saved, self.wrong, self.happened = 0, 0, [], Counter()
         self.program = self.root / "trainer.py"
@@ -138,12 +142,16 @@ class Soak:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(agent, signal.SIGCONT)
 
+    def step_clock(self) -> None:
+        (self.root / "next").write_text(str(self.chance.choice(STEPS_S)))
+        (self.root / "next").rename(self.clock)
+
     def upgrade(self) -> None:
         subprocess.run([self.environment["NEBULA_AGENT_PATH"], "stop"], env=self.environment, timeout=60, capture_output=True)
         self.kill_trainer()
 
     def happen(self, has_agents: bool) -> None:
-        choices = [self.kill_trainer, self.kill_trainer, self.stand_still] + ([self.fill, self.refuse] if self.is_mounted else []) + ([self.kill_agent] if has_agents else [])
+        choices = [self.kill_trainer, self.kill_trainer, self.stand_still] + ([self.fill, self.refuse] if self.is_mounted else []) + ([self.kill_agent, self.step_clock, self.step_clock] if has_agents else [])
         chosen = self.chance.choice(choices)
         self.happened[chosen.__name__] += 1
         chosen()
