@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,12 +135,14 @@ def test_the_nodes_of_a_job_read_a_file_from_the_store_once_and_hand_it_on(store
         os.kill(gone.agent()["pid"], signal.SIGKILL)
     with ready(nodes, path, how) as ranks:
         before = [node.agent()["fetched_bytes"] for node in nodes]
+        begun = time.monotonic()
         load(ranks)
         for rank in ranks:
             assert rank.stdout.readline().strip() == "loaded"
+        seconds = time.monotonic() - begun
         read = [node.agent()["fetched_bytes"] - was for node, was in zip(nodes, before, strict=True)]
     total = sum(read) / (MIB << 20)
-    print(f"{NODES} nodes, {how}: the store has sent {total:.3f} times the {MIB} MiB of the file; MiB by node: {[one >> 20 for one in read]}")
+    print(f"{NODES} nodes, {how}: {seconds:.1f} s; the store has sent {total:.3f} times the {MIB} MiB of the file; MiB by node: {[one >> 20 for one in read]}")
     assert 1.0 <= total <= 1.1, read
 
 

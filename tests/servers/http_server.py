@@ -32,6 +32,8 @@ class Handler(BaseHTTPRequestHandler):
     chance = random.Random(1)
     lost = float(os.environ.get("NEBULA_TEST_LOST", 0))  # so many of all answers get lost after the request was done
     faults = float(os.environ.get("NEBULA_TEST_FAULTS", 0))  # so many of all requests have a fault
+    rate = float(os.environ.get("NEBULA_TEST_RATE", 0)) * (1 << 20)  # of all answers with data together, MiB/s; 0: as fast as they come
+    pace, free_s = threading.Lock(), 0.0
     fault = ""  # of this request
     ahead_s = 0  # of the machine's clock
 
@@ -62,7 +64,17 @@ class Handler(BaseHTTPRequestHandler):
         if is_data and self.fault == "cut":
             body, self.close_connection = body[: len(body) // 2], True
         if self.command != "HEAD":
-            self.wfile.write(body)
+            for at in range(0, len(body), 65536) if self.rate and is_data else []:
+                self.await_turn(min(65536, len(body) - at))
+                self.wfile.write(body[at : at + 65536])
+            if not (self.rate and is_data):
+                self.wfile.write(body)
+
+    def await_turn(self, size: int) -> None:
+        with Handler.pace:
+            begin = max(time.monotonic(), Handler.free_s)
+            Handler.free_s = begin + size / self.rate
+        time.sleep(max(0.0, begin - time.monotonic()))
 
     def hang_up(self) -> None:
         self.close_connection = True

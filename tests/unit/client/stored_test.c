@@ -212,7 +212,7 @@ static void read_parts(int64_t flipped, int64_t damaged)
 
                         if (is_read ? is_right : (int64_t)(place / CHUNK_BYTES) == damaged ? !now[k] || is_left : is_right || is_left)
                                 continue;
-                        CHECK(!"a byte that is neither right nor as it was");
+                        CHECK(false && "a byte that is neither right nor as it was");
                         break;
                 }
         }
@@ -247,7 +247,7 @@ static void a_file_that_became_shorter_is_not_read(void)
         CHECK(!stored_scatter(stored, data, BYTES_MAX, &part, 1));
         for (uint64_t k = BYTES_MAX - CHUNK_BYTES; k < BYTES_MAX; k++)
                 if (to[k] && to[k] != 0x5a) {
-                        CHECK(!"a byte that was not compared");
+                        CHECK(false && "a byte that was not compared");
                         break;
                 }
         free(to);
