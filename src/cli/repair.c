@@ -20,10 +20,10 @@
 
 #define NUMBERS_MAX 64 /* of earlier entries whose record carries over */
 
-static bool repair_from(struct store *store, const char *key, const struct record_file *file, const struct repair_source *source)
+static bool repair_from(struct store *store, const struct manifest *manifest, const char *key, const struct record_file *file, const struct repair_source *source)
 {
         struct nebula_error error = { 0 };
-        enum nebula_status status = repair_object(store, key, file, source, &error);
+        enum nebula_status status = repair_object(store, manifest, key, file, source, &error);
 
         if (status && status != NEBULA_INVALID)
                 cli_complain("%s", error.message);
@@ -44,7 +44,7 @@ static bool from_memory(struct store *store, const struct manifest *manifest, co
         if (!cli_agent_find(agent, store->root, manifest->tag, &id, NULL) &&
             !mapped_open_memory(agent, id, file->name, &mapped, NULL)) {
                 source = (struct repair_source){ .data = mapped.data, .size = mapped.size };
-                is_repaired = repair_from(store, key, file, &source);
+                is_repaired = repair_from(store, manifest, key, file, &source);
                 mapped_close(&mapped);
         }
         cli_agent_close(agent);
@@ -62,7 +62,7 @@ static bool from_store(struct store *store, const struct manifest *manifest, str
                 return false;
         found = manifest_find_file(&there, file->name);
         if (found && found->size == file->size && !manifest_file_key(&there, found, source.key, NULL))
-                is_repaired = repair_from(store, key, file, &source);
+                is_repaired = repair_from(store, manifest, key, file, &source);
         manifest_done(&there);
         return is_repaired;
 }

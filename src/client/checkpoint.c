@@ -82,8 +82,8 @@ static enum nebula_status begin(struct nebula_checkpoint *checkpoint, uint64_t d
         return status;
 }
 
-/* sequence 0: any. The version is one of the writings from `least` to `most` of the tag by this run, else the result is NEBULA_NOT_FOUND. */
-static enum nebula_status find_again(struct nebula_checkpoint *checkpoint, uint64_t sequence, uint64_t least, uint64_t most, struct client_wire *wire,
+/* sequence 0: any. least not 0: an earlier writing of the tag, or one of another run, is NEBULA_NOT_FOUND. */
+static enum nebula_status find_again(struct nebula_checkpoint *checkpoint, uint64_t sequence, uint64_t least, struct client_wire *wire,
                                      bool *ret_broken, struct nebula_error *error)
 {
         struct ipc_find request = { .sequence = sequence };
@@ -96,21 +96,10 @@ static enum nebula_status find_again(struct nebula_checkpoint *checkpoint, uint6
         if (status != NEBULA_OK)
                 return status;
         found = wire->frame.payload;
-        if (found->writing < least || found->writing > most)
-                return error_set(error, NEBULA_NOT_FOUND, 0, "there is only another writing of this tag, or one of another run");
+        if (found->writing < least)
+                return error_set(error, NEBULA_NOT_FOUND, 0, "there is only an earlier writing of this tag, or one of another run");
         checkpoint_know(checkpoint, found->version_id, wire->agent_nonce);
         return NEBULA_OK;
-}
-
-/* A version that was committed before its agent could read storage may have got another sequence since. Its number in its run stays. */
-static enum nebula_status find_found(struct nebula_checkpoint *checkpoint, struct client_wire *wire, bool *ret_broken, struct nebula_error *error)
-{
-        enum nebula_status status = find_again(checkpoint, checkpoint->sequence, 0, UINT64_MAX, wire, ret_broken, error);
-        uint64_t writing = checkpoint->found_writing;
-
-        if (status == NEBULA_NOT_FOUND && writing && !*ret_broken && find_again(checkpoint, 0, writing, writing, wire, ret_broken, NULL) == NEBULA_OK)
-                return NEBULA_OK;
-        return status;
 }
 
 /* The agent may have dropped the version from memory after it was durable, or have ended with the only copy.
@@ -121,7 +110,7 @@ static enum nebula_status look_again(struct nebula_checkpoint *checkpoint, uint6
         enum nebula_status status = begin(checkpoint, done_writing, wire, ret_broken, error);
 
         if (status == NEBULA_NOT_FOUND)
-                status = find_again(checkpoint, 0, done_writing, UINT64_MAX, wire, ret_broken, error);
+                status = find_again(checkpoint, 0, done_writing, wire, ret_broken, error);
         return status != NEBULA_NOT_FOUND ? status :
                error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.200s\" was committed, and neither memory nor storage has it any more",
                          checkpoint->tag);
@@ -136,7 +125,7 @@ enum nebula_status checkpoint_renew(struct nebula_checkpoint *checkpoint, struct
         if (checkpoint_is_known(checkpoint, wire))
                 return NEBULA_OK;
         if (atomic_load(&checkpoint->is_found))
-                return find_found(checkpoint, wire, ret_broken, error);
+                return find_again(checkpoint, checkpoint->sequence, 0, wire, ret_broken, error);
         return done_writing ? look_again(checkpoint, done_writing, wire, ret_broken, error) :
                                  begin(checkpoint, 0, wire, ret_broken, error);
 }

@@ -194,7 +194,6 @@ struct nebula_checkpoint {
         _Atomic uint32_t user_count;     /* the caller, and each copy in progress */
         char persist_path[IPC_PATH_MAX]; /* the storage path where it was found; "": the session's */
         uint64_t sequence;               /* of the version that was found */
-        uint64_t found_writing;          /* its number among the writings of the tag by this run; 0: it is of another run */
         struct ipc_passed *passed;       /* checkpoints that the search skipped; NULL: none */
         uint32_t passed_count;
         char tag[IPC_NAME_MAX];

@@ -17,7 +17,6 @@ struct nebula_checkpoint *checkpoint_found(nebula_session *session, const struct
         checkpoint->is_found = checkpoint->is_open_ended = true;
         checkpoint->user_count = 1;
         checkpoint->sequence = found->sequence;
-        checkpoint->found_writing = found->writing;
         memcpy(checkpoint->tag, found->tag, sizeof checkpoint->tag);
         if (found->passed_count) {
                 checkpoint->passed = calloc(found->passed_count, sizeof *checkpoint->passed);

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "os/os.h"
+#include "store/tag_log.h"
 #include "store/transfer_private.h"
 #include "store/verify.h"
 #include "sum/sum.h"
@@ -51,13 +52,30 @@ static enum nebula_status write_chunk(const struct repair_source *source, const 
         return result < 0 ? error_set(error, error_status_of_errno(-result), -result, "%.300s cannot be repaired", path) : NEBULA_OK;
 }
 
-static enum nebula_status write_into(struct store *store, const char *key, const struct record_file *file, const struct repair_source *source,
-                                     struct nebula_error *error)
+/* A later writing of the tag puts its own file in this place, after its entry in the log. */
+static enum nebula_status check_newest(struct store *store, const struct manifest *manifest, struct nebula_error *error)
+{
+        struct tag_log log = { 0 };
+        enum nebula_status status = tag_log_head(store, manifest->tag, &log, error);
+
+        if (!status && (log.is_removal || !log.number || log.is_unsound || log.manifest.sequence != manifest->sequence))
+                status = error_set(error, NEBULA_BUSY, 0, "\"%.200s\" was written again or removed meanwhile", manifest->tag);
+        tag_log_done(&log);
+        return status;
+}
+
+/* Looks at the log after it has opened the file: from then on all bytes go into that file, also if another one takes its place. */
+static enum nebula_status write_into(struct store *store, const struct manifest *manifest, const char *key, const struct record_file *file,
+                                     const struct repair_source *source, struct nebula_error *error)
 {
         char *buffer = malloc((size_t)file->chunk_bytes + 1);
         int fd = buffer ? os->open_below(store->root, key, OS_READ | OS_WRITE) : -ENOMEM, result;
-        enum nebula_status status = NEBULA_OK;
+        enum nebula_status status = fd >= 0 || fd == -ENOENT ? check_newest(store, manifest, error) : NEBULA_OK;
 
+        if (status && fd < 0) {
+                free(buffer);
+                return status;
+        }
         if (fd == -ENOENT)
                 fd = os->open_below(store->root, key, OS_READ | OS_WRITE | OS_CREATE | OS_EXCLUSIVE | OS_SHARED);
         for (size_t i = 0; fd >= 0 && !status && i < file->chunk_count; i++)
@@ -87,20 +105,22 @@ static void no_beat(void *argument)
         (void)argument;
 }
 
-static enum nebula_status write_again(struct store *store, const char *key, const struct record_file *file, const struct repair_source *source,
-                                      struct nebula_error *error)
+static enum nebula_status write_again(struct store *store, const struct manifest *manifest, const char *key, const struct record_file *file,
+                                      const struct repair_source *source, struct nebula_error *error)
 {
         const struct transfer transfer = { .from = source->from, .to = store };
         static const struct transfer_pulse pulse = { no_beat, NULL };
-        enum nebula_status status = store_remove_one(store, key, error);
+        enum nebula_status status = check_newest(store, manifest, error);
 
+        if (!status)
+                status = store_remove_one(store, key, error);
         if (status && status != NEBULA_NOT_FOUND)
                 return status;
         return !source->from ? upload(store, key, source, error) : transfer_object(&transfer, source->key, key, file, &pulse, error);
 }
 
-enum nebula_status repair_object(struct store *store, const char *key, const struct record_file *file, const struct repair_source *source,
-                                 struct nebula_error *error)
+enum nebula_status repair_object(struct store *store, const struct manifest *manifest, const char *key, const struct record_file *file,
+                                 const struct repair_source *source, struct nebula_error *error)
 {
         static const struct verify_watch watch;
         bool is_path = store->ops->features(store) & STORE_PATHS;
@@ -108,6 +128,6 @@ enum nebula_status repair_object(struct store *store, const char *key, const str
 
         if (!is_sound(source, file))
                 return error_set(error, NEBULA_INVALID, 0, "%.300s is damaged, and its copy is not what the record describes", key);
-        status = (is_path ? write_into : write_again)(store, key, file, source, error);
+        status = (is_path ? write_into : write_again)(store, manifest, key, file, source, error);
         return status ? status : verify_file(store, key, file, &watch, error);
 }

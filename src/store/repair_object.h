@@ -22,8 +22,9 @@ struct repair_source {
         char key[MANIFEST_KEY_MAX];
 };
 
-/* Repairs the object `key`, and checks it again. NEBULA_INVALID: the source is not the file, and nothing was written. */
-enum nebula_status repair_object(struct store *store, const char *key, const struct record_file *file, const struct repair_source *source,
-                                 struct nebula_error *error);
+/* Repairs the object `key` of the manifest, and checks it again. NEBULA_INVALID: the source is not the file; NEBULA_BUSY: the tag was written again
+ * or removed since the manifest was read. Then nothing was written. */
+enum nebula_status repair_object(struct store *store, const struct manifest *manifest, const char *key, const struct record_file *file,
+                                 const struct repair_source *source, struct nebula_error *error);
 
 #endif

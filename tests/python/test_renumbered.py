@@ -8,6 +8,7 @@ import sys
 import threading
 
 import nebulaml as nm
+import pytest
 import torch
 from nebulaml._session import locate
 from waiting import until
@@ -50,3 +51,23 @@ def test_a_handle_finds_its_version_again_under_its_new_number(place, monkeypatc
     assert rows["global_step1"]["sequence"] > rows["other1"]["sequence"]  # although it was committed before
     place.kill_agent()
     assert torch.equal(found.load("model.pt")["value"], torch.arange(4))
+
+
+# fault (Deaths): The agent dies together with its memory, and the next one counts the writings of a tag from one again.
+# result: A handle of the version that is lost fails. It does not load the later one.
+def test_a_handle_loads_no_later_writing_of_its_tag_after_the_agents_memory_was_lost(place):
+    nm.init(str(place.storage), 3600, 2)
+
+    def save(first: int) -> None:
+        with nm.Checkpoint("last") as checkpoint:
+            checkpoint.save("model.pt", {"value": torch.arange(4) + first})
+        checkpoint.wait("committed", 60)
+
+    save(0)
+    found = nm.get_latest_checkpoint()
+    place.kill_agent()
+    for image in place.memory.glob("*.img"):
+        image.unlink()
+    save(100)
+    with pytest.raises(nm.NebulaError):
+        found.load("model.pt")

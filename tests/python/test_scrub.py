@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import nebulaml as nm
@@ -200,3 +201,40 @@ def test_a_version_that_cannot_be_written_again_stays_in_memory_until_it_can(pla
     file.rmdir()
     until(lambda: file.is_file() and file.read_bytes() == sound, 60, "the agent writes the file again")
     until(lambda: "storage" in nm.list_checkpoints()["global_step1"]["source"], 60, "the version counts as durable")
+
+
+OTHER_NODE = """
+import sys, torch, nebulaml as nm
+nm.init(sys.argv[1], 0, 2)
+with nm.Checkpoint("global_step1") as checkpoint:
+    checkpoint.save("model1.pt", {"value": torch.arange(3 << 20, dtype=torch.float32)})
+checkpoint.wait("durable", 60)
+nm._shutdown()
+"""
+
+
+# fault: as test_a_version_that_was_found_damaged_in_storage_is_written_again_from_memory
+# result: A node that has no sound bytes of the damaged file does not count the version as whole.
+@pytest.mark.parametrize("is_own_damaged", [False, True])
+def test_a_version_whose_damaged_file_is_another_nodes_does_not_count_as_durable(place, monkeypatch, is_own_damaged):
+    nodes = [{"NEBULA_NODE_ID": f"node{rank}", "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} for rank in range(2)]
+    apart = {"NEBULA_RUNTIME_DIR": str(place.root / "other"), "NEBULA_MEMORY_DIR": str(place.root / "memory"), "NEBULA_AGENT_LINGER": "0"}
+    place.storage.mkdir()
+    monkeypatch.setenv("NEBULA_RUN_ID", "run1")
+    other = subprocess.Popen([sys.executable, "-c", OTHER_NODE, str(place.storage)], env=os.environ | nodes[1] | apart)
+    for name, value in nodes[0].items():
+        monkeypatch.setenv(name, value)
+    nm.init(str(place.storage), 0, 2)
+    with nm.Checkpoint("global_step1") as checkpoint:
+        checkpoint.save("model0.pt", {"value": torch.arange(3 << 20, dtype=torch.float32)})
+    checkpoint.wait("durable", 60)
+    assert other.wait(60) == 0
+    own, others = (place.storage / "global_step1" / f"model{rank}.pt" for rank in range(2))
+    sound = own.read_bytes()
+    flip(others, 5 << 20)
+    if is_own_damaged:
+        flip(own, 5 << 20)
+    assert nebula("verify", place.storage).returncode == 1
+    until(lambda: own.read_bytes() == sound, 60, "the agent writes its own file again")
+    nebula("flush", "--path", place.storage)
+    assert nm.list_checkpoints()["global_step1"]["source"] == ["memory"]

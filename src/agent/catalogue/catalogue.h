@@ -109,6 +109,7 @@ struct catalogue {
         uint32_t draining; /* so many ask for that: all committed versions must be persisted */
         bool ends_itself; /* the agent has asked its process to end, because no client needed it */
         bool dropping;   /* a request came to end at once and to drop the memory tier */
+        uint64_t doubted_count; /* versions whose bytes in storage are not trusted */
         bool has_readers; /* a reader has come: commits are events */
         bool in_process; /* it never ends the process: see agent_start */
         bool broken;

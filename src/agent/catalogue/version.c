@@ -69,6 +69,7 @@ void version_free(struct catalogue *catalogue, struct version *version)
         version_describe(catalogue, version);
         job->tombstone_count -= version->is_tombstone;
         job->tag_counts[job_tag_slot(version->tag)]--;
+        version_set_copy(catalogue, version, COPY_TRUSTED);
         version_drop_loans(catalogue, version);
         version_files_done(catalogue, version);
         for (const struct room *const *room = catalogue->rooms; *room; room++)
@@ -202,6 +203,13 @@ bool version_is_safe(const struct version *version)
         return version->stored && version->copy == COPY_TRUSTED;
 }
 
+void version_set_copy(struct catalogue *catalogue, struct version *version, enum version_copy copy)
+{
+        catalogue->doubted_count -= version->copy != COPY_TRUSTED;
+        catalogue->doubted_count += copy != COPY_TRUSTED;
+        version->copy = copy;
+}
+
 void version_judge_copy(struct catalogue *catalogue, struct version *version, bool is_whole, const char *why)
 {
         bool has_image = false;
@@ -212,7 +220,7 @@ void version_judge_copy(struct catalogue *catalogue, struct version *version, bo
         copy = is_whole ? COPY_TRUSTED : has_image ? COPY_DOUBTED : COPY_DAMAGED;
         if (!version->stored || version->copy == copy)
                 return;
-        version->copy = copy;
+        version_set_copy(catalogue, version, copy);
         for (size_t i = 0; i < version->file_count; i++)
                 version->files[i].stored = is_whole;
         if (is_whole)
@@ -233,11 +241,18 @@ void catalogue_judge_copies(struct catalogue *catalogue, const char *persist_pat
 
 bool catalogue_doubts(const struct catalogue *catalogue, const char *persist_path, const struct manifest *manifest)
 {
-        for (const struct job *job = catalogue->jobs; job; job = job->next)
+        for (const struct job *job = catalogue->doubted_count ? catalogue->jobs : NULL; job; job = job->next)
                 for (const struct version *version = strcmp(job->persist_path, persist_path) ? NULL : job->versions; version; version = version->next)
                         if (version->copy != COPY_TRUSTED && version_is(version, manifest->sequence) && !strcmp(version->tag, manifest->tag))
                                 return true;
         return false;
+}
+
+void version_renumber(struct version *version, uint64_t sequence)
+{
+        if (!version->first_sequence && sequence != version->sequence)
+                version->first_sequence = version->sequence;
+        version->sequence = sequence;
 }
 
 bool version_follows(const struct version *version, uint64_t sequence)

@@ -57,6 +57,7 @@ struct version {
         char tag[IPC_NAME_MAX], run[IPC_NAME_MAX]; /* kept here because loops over all versions compare them */
         struct job *job;
         uint64_t id, sequence;    /* sequence: 0 until the version is committed */
+        uint64_t first_sequence;  /* that of its commit, if it got another since; 0: it did not */
         uint64_t writing;         /* this is the n-th writing of its tag in this run (world.h) */
         struct line line;         /* its line of history, from its commit on (lineage.h) */
         struct lineage_base base; /* the version that its ranks had loaded */
@@ -130,12 +131,15 @@ struct part *version_part(struct version *version, uint32_t rank); /* NULL: ther
 struct part *version_part_get(struct version *version, uint32_t rank); /* makes it if needed; NULL: an allocation failed */
 /* Whether storage has it and no reader has found it damaged there. Only then may the last image of it leave memory as one that is saved. */
 bool version_is_safe(const struct version *version);
+void version_set_copy(struct catalogue *catalogue, struct version *version, enum version_copy copy);
 /* Call when a reader has found files of the version in storage missing or damaged, or all of them whole. */
 void version_judge_copy(struct catalogue *catalogue, struct version *version, bool is_whole, const char *why);
 /* The same for the versions of that tag and sequence (0: any) in the jobs of a storage path. */
 void catalogue_judge_copies(struct catalogue *catalogue, const char *persist_path, const char *tag, uint64_t sequence, bool is_whole, const char *why);
 /* Whether a reader has found the version of a manifest in that storage path damaged. */
 bool catalogue_doubts(const struct catalogue *catalogue, const char *persist_path, const struct manifest *manifest);
+/* Gives it another sequence than that of its commit, which programs may know. */
+void version_renumber(struct version *version, uint64_t sequence);
 /* Whether it was committed after that sequence, or will be. */
 bool version_follows(const struct version *version, uint64_t sequence);
 /* Whether it was committed with that sequence. */

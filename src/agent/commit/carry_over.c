@@ -145,7 +145,7 @@ static void renumber(struct catalogue *catalogue, struct job *job, bool is_first
                 return;
         /* Oldest first, then those after it: their order stays. */
         for (; version->sequence <= last; version = oldest_committed(job)) {
-                version->sequence = job_next_sequence(job);
+                version_renumber(version, job_next_sequence(job));
                 version_mark(catalogue, version);
         }
 }

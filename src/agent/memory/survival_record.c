@@ -22,7 +22,7 @@
 #include "sum/sum.h"
 
 #define RECORD_MAGIC 0x544f4e4eu /* "NNOT" */
-#define RECORD_VERSION 7u
+#define RECORD_VERSION 8u
 #define CRC_BYTES 8u
 /* Upper bounds of the written sizes, so that one allocation is enough. */
 #define FIXED_BYTES (512u + 2 * sizeof(struct line))
@@ -157,6 +157,7 @@ static void put_version(char **at, const struct version *version)
         put_text(at, version->tag);
         put_text(at, version->run);
         put_u64(at, version->sequence);
+        put_u64(at, version->first_sequence);
         put_u64(at, (uint64_t)version->file_goal);
         put_u64(at, version->writing);
         put_u64(at, world_announce_sequence(version));
@@ -615,6 +616,7 @@ static void get_version(struct reader *reader, struct version *version)
 
         get_text(reader, true, version->run, sizeof version->run);
         version->sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
+        version->first_sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
         version->file_goal = (int64_t)get_u64(reader, UINT64_MAX);
         version->writing = get_u64(reader, DOCUMENT_NUMBER_MAX);
         announce_sequence = get_u64(reader, DOCUMENT_SEQUENCE_MAX);
@@ -680,7 +682,7 @@ enum nebula_status survival_record_read(struct catalogue *catalogue, uint64_t id
         version->stored = version->recorded = version->life.state == NEBULA_STATE_DURABLE;
         for (size_t i = 0; version->stored && i < version->file_count; i++)
                 if (version->files[i].image && !version->files[i].stored)
-                        version->copy = COPY_DOUBTED; /* the agent before had heard of damage */
+                        version_set_copy(catalogue, version, COPY_DOUBTED); /* the agent before had heard of damage */
         job_saw_sequence(job, version->sequence);
         log_event(LOG_LEVEL_INFO, "took over %s, %s, %" PRIu64 " MiB", version->tag,
                   nebula_state_name(version->life.state), version_size(version) >> 20);

@@ -87,7 +87,7 @@ static enum nebula_status write_again(struct mending *mending, const struct kept
         if (status)
                 return status;
         source.data = data;
-        status = repair_object(mending->store, key, recorded, &source, error);
+        status = repair_object(mending->store, &mending->manifest, key, recorded, &source, error);
         sealing_unmap(mending->catalogue, kept->image);
         if (!status)
                 log_event(LOG_LEVEL_WARN, "\"%s\" of %s was damaged in %s, and is written again from memory", kept->name, mending->manifest.tag,
@@ -96,25 +96,47 @@ static enum nebula_status write_again(struct mending *mending, const struct kept
         return status;
 }
 
-static enum nebula_status mend_file(struct mending *mending, const struct kept *kept, struct nebula_error *error)
+/* kept NULL: memory does not have the file, so it is only compared. */
+static enum nebula_status mend_file(struct mending *mending, const struct manifest_file *file, const struct kept *kept, struct nebula_error *error)
 {
         static const struct verify_watch watch;
-        const struct manifest_file *file = manifest_find_file(&mending->manifest, kept->name);
         struct record_file recorded = { 0 };
         char key[MANIFEST_KEY_MAX];
-        enum nebula_status status;
+        enum nebula_status status = manifest_file_key(&mending->manifest, file, key, error);
 
-        if (!file)
-                return NEBULA_OK;
-        status = manifest_file_key(&mending->manifest, file, key, error);
         if (!status)
-                status = manifest_load_file(mending->store, &mending->manifest, kept->name, &recorded, error);
+                status = manifest_load_file(mending->store, &mending->manifest, file->name, &recorded, error);
         if (!status) {
                 status = verify_file(mending->store, key, &recorded, &watch, error);
-                if (status == NEBULA_CORRUPT || status == NEBULA_NOT_FOUND)
+                if (kept && (status == NEBULA_CORRUPT || status == NEBULA_NOT_FOUND))
                         status = write_again(mending, kept, key, &recorded, error);
         }
         record_file_done(&recorded);
+        return status;
+}
+
+static bool has_kept(const struct mending *mending, const char *name)
+{
+        for (size_t i = 0; i < mending->file_count; i++)
+                if (!strcmp(mending->files[i].name, name))
+                        return true;
+        return false;
+}
+
+/* Of the files that memory does not have, because they are another node's or have left it. Before they are read, a file must have been
+ * written again: otherwise the damage is in one of them. */
+static enum nebula_status check_rest(struct mending *mending, struct nebula_error *error)
+{
+        enum nebula_status status = NEBULA_OK;
+
+        for (size_t i = 0; i < mending->manifest.file_count && !status; i++) {
+                const struct manifest_file *file = &mending->manifest.files[i];
+
+                if (has_kept(mending, file->name))
+                        continue;
+                status = mending->is_any ? mend_file(mending, file, NULL, error) :
+                         error_set(error, NEBULA_CORRUPT, 0, "the damage is in a file that this node's memory does not have, such as \"%.200s\"", file->name);
+        }
         return status;
 }
 
@@ -128,14 +150,17 @@ static enum nebula_status mend(struct mending *mending, struct job *job, const c
         if (!status && mending->manifest.sequence != sequence)
                 status = error_set(error, NEBULA_BUSY, 0, "storage has another writing of \"%.200s\"", tag);
         for (size_t i = 0; i < mending->file_count && (!status || status == NEBULA_CORRUPT || status == NEBULA_INVALID); i++) {
+                const struct manifest_file *file = manifest_find_file(&mending->manifest, mending->files[i].name);
                 struct nebula_error failure = { 0 };
 
-                of_file = mend_file(mending, &mending->files[i], &failure); /* a file that is lost holds up no other */
+                of_file = file ? mend_file(mending, file, &mending->files[i], &failure) : NEBULA_OK; /* a file that is lost holds up no other */
                 if (of_file) {
                         status = of_file;
                         *error = failure;
                 }
         }
+        if (!status)
+                status = check_rest(mending, error);
         if (mending->is_any)
                 manifest_publish(mending->store, &mending->manifest, NULL, NULL);
         return status;
@@ -161,7 +186,7 @@ static void conclude(struct catalogue *catalogue, struct version *version, enum 
         if (persist->attempt == 1)
                 log_event(LOG_LEVEL_WARN, "%s cannot be written again%s: %s", version->tag, is_final ? "" : ", the agent tries again", error->message);
         if (is_final || now - persist->failing_since_ns >= (int64_t)catalogue->give_up_s * SECOND_NS) {
-                version->copy = COPY_DAMAGED;
+                version_set_copy(catalogue, version, COPY_DAMAGED);
                 version_changed(catalogue, version);
         }
 }

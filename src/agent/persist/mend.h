@@ -1,8 +1,9 @@
 /*
  * mend.h - versions whose files in storage a reader has found damaged (enum version_copy).
  *
- * The worker compares the files that this node's memory has with storage, and writes the damaged ones again. If storage fails, it tries
- * again, as long as for a version that cannot be written. Until it has an answer, the version stays in memory.
+ * The worker compares the files that this node's memory has with storage, and writes the damaged ones again. If it has written one, it compares
+ * the other files of the version, too: the version is whole if all of them are. If storage fails, it tries again, as long as for a version that
+ * cannot be written. Until it has an answer, the version stays in memory.
  */
 #ifndef NB_AGENT_PERSIST_MEND_H
 #define NB_AGENT_PERSIST_MEND_H

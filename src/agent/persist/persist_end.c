@@ -69,7 +69,7 @@ static bool make_known(struct plan *plan, bool is_writer)
         bool is_newest;
 
         catalogue_lock(catalogue);
-        version->sequence = written->sequence;
+        version_renumber(version, written->sequence);
         version->line = written->line;
         job_saw_sequence(job, written->sequence);
         known = known_put(&job->known, job->name, written);

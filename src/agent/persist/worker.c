@@ -301,12 +301,12 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
                 if (lease_work(catalogue, job, now, due))
                         return true;
         }
-        for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (job->lane == lane && mend_work(catalogue, job, now, due))
-                        return true;
         version = due_next(catalogue, lane, false, now, due);
         if (!version)
                 version = due_next(catalogue, lane, true, now, due);
+        for (struct job *job = catalogue->jobs; job && !version; job = job->next)
+                if (job->lane == lane && mend_work(catalogue, job, now, due))
+                        return true;
         for (struct job *job = catalogue->jobs; job && !version; job = job->next)
                 if (job->lane == lane && retain(catalogue, job, now, due))
                         return true;

@@ -365,8 +365,15 @@ static enum nebula_status fill(struct catalogue *catalogue, struct version *vers
         }
         if (!status && image->chunks->here_count == image->chunks->chunk_count)
                 promote(version, image);
-        if (status == NEBULA_CORRUPT)
-                version_judge_copy(catalogue, version, false, "a chunk of it is not what its checksum says");
+        if (status == NEBULA_CORRUPT) {
+                enum trust_policy policy;
+
+                catalogue_unlock(catalogue);
+                policy = storage_policy(catalogue, version->job);
+                catalogue_lock(catalogue);
+                if (policy == TRUST_OFF) /* else a signature can be missing */
+                        version_judge_copy(catalogue, version, false, "a chunk of it is not what its checksum says");
+        }
         version->pins--;
         memory_drop(catalogue->memory, image);
         return status;

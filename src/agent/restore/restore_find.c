@@ -41,7 +41,7 @@ static bool is_candidate(const struct job *job, const struct session *session, c
         return version_whole_in_memory(version) && (!version->is_gone || wanted->sequence) && (!version->superseded || wanted->sequence) &&
                !lacks_shares(job, version) && (!*tag || !strcmp(tag, version->tag)) &&
                (!version->gives_way || !strcmp(version->run, session->run)) && /* else storage has the tag, written by a run that continues */
-               version_wanted(wanted, version->sequence);
+               (version_wanted(wanted, version->sequence) || version->first_sequence == wanted->sequence);
 }
 
 /* The newest that is known, in memory and in storage. */

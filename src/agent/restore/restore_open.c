@@ -256,7 +256,7 @@ static enum nebula_status bring_back(struct catalogue *catalogue, struct version
         }
         if (status && (!version->is_remote || version->job->persist_path[0])) {
                 status = read_back(catalogue, version->job, &wanted, &image, &stored, &failure);
-                is_damaged = status == NEBULA_CORRUPT;
+                is_damaged = status == NEBULA_CORRUPT && storage_policy(catalogue, version->job) == TRUST_OFF; /* else a signature can be missing */
                 if (status && error)
                         *error = failure;
         }
