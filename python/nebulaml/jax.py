@@ -92,10 +92,11 @@ def save(checkpoint: Checkpoint, name: str, tree: Any) -> bool:
         layout = _Layout(found, process)
         pieces = layout.pieces(found)
         assert pieces is not None
-    _layouts[file] = layout  # the newest is the last
+    parts = [layout.index(), *pieces]
+    _layouts[file] = layout  # the newest is the last. From here on another thread may take it
     if len(_layouts) > _MOST_LAYOUTS:
-        del _layouts[next(iter(_layouts))]
-    return checkpoint._save_constants(file, [layout.index(), *pieces], layout.constant, _flat)
+        _layouts.pop(next(iter(tuple(_layouts))), None)
+    return checkpoint._save_constants(file, parts, layout.constant, _flat)
 
 
 def _check(name: str, found: list[tuple[str, Any]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import ctypes
+import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -88,6 +89,7 @@ class Copies:
     def __init__(self, found: _nebula.Ranges, constant: Sequence[int]) -> None:
         self._ranges = found
         self._copied: Any = None  # a lock that the thread holds
+        self._process = 0  # which has the thread
         for index in constant:
             address, size, _ = found[index]
             if size:
@@ -96,7 +98,7 @@ class Copies:
     def start(self, image: int, size: int, offsets: list[int]) -> None:
         self.finish()  # of an earlier agent's image
         pieces = self._ranges.pieces(0, image, offsets, 1, _MOST, PIECE_BYTES)
-        self._copied = _thread.allocate_lock()
+        self._copied, self._process = _thread.allocate_lock(), os.getpid()
         self._copied.acquire()
         try:
             _thread.start_new_thread(_copy, (pieces, self._copied))  # a threading.Thread would wait until it runs
@@ -105,7 +107,7 @@ class Copies:
 
     def finish(self) -> None:
         """Waits until every byte is in the image."""
-        if self._copied is not None:
+        if self._copied is not None and self._process == os.getpid():  # a forked child does not have the thread
             with self._copied:
                 pass
 
