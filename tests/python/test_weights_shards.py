@@ -16,13 +16,14 @@ import processes
 import pytest
 import torch
 from nebulaml import _nebula
-from nebulaml.errors import NebulaConfigError
+from nebulaml.errors import NebulaConfigError, NebulaError
 from nebulaml.integrations.redirect import safetensors_header, safetensors_parts
 from nebulaml.weights import shards
 from nebulaml.weights.publication import About, tag_of
 from ports import held_port
 from safetensors.torch import load_file
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
+from trainers import IMPORTS
 from waiting import until
 
 KILLS, SEED = int(os.environ.get("NEBULA_TEST_KILLS", "2")), int(os.environ.get("NEBULA_TEST_SEED", "1"))  # a test has no such variables
@@ -228,6 +229,33 @@ def test_a_step_that_one_rank_cannot_take_is_published_by_none(job, follower, ou
     assert version.step == 3 and exact(version, out)
 
 
+STORE = """
+store = torch.distributed.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
+os.write(1, b"ready\\n")
+sys.stdin.readline()
+"""
+
+
+def test_a_store_whose_host_hangs_keeps_a_publication_waiting_once_and_not_for_ever(monkeypatch):
+    monkeypatch.setattr(shards, "AGREE_S", 0.5)
+    with held_port() as held:
+        port = held.getsockname()[1]
+        host = fork_server.start(IMPORTS + "import os, sys\n" + STORE, port, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert host.stdout.readline().strip() == "ready"
+        store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        monkeypatch.setattr(shards.ranks, "store", lambda: store)
+        shards.compare_steps("/p", 1, 1, 10)
+        os.kill(host.pid, signal.SIGSTOP)
+        with pytest.raises(NebulaError, match="has not answered"):
+            shards.compare_steps("/p", 1, 2, 20)
+        with pytest.raises(NebulaError, match="does not answer"):
+            shards.compare_steps("/p", 1, 3, 30)
+        os.kill(host.pid, signal.SIGCONT)
+        shards._asking.join(60)
+        shards.compare_steps("/p", 1, 4, 40)
+        host.communicate("\n", timeout=60)
+
+
 def test_ranks_that_publish_different_steps_in_one_call_publish_none(job, follower, place, out):
     assert job.ask("publish", 1) == [True, True] and exact(follower.prepare(60), out)
     for steps in (2, 3), (5, 4):
@@ -248,10 +276,12 @@ def test_ranks_that_publish_different_steps_in_one_call_publish_none(job, follow
     job.kill()
     again = Job(place, out)  # with the numbers of the last run in a store of its own
     try:
-        assert sorted(again.ask("publish", 1, 2)) == [False, True] and follower.prepare(0) is None
+        assert sorted(again.ask("publish", 6, 7)) == [False, True] and follower.prepare(0) is None
         assert again.ask("publish", 8) == [True, True] and again.ask("wait") == ["durable", "durable"]
         assert exact(follower.prepare(60), out)
-        assert len(list(place.storage.glob("publication-*/.nebula/manifest-*.json"))) == 3
+        with nm.Reader(place.storage) as reader:
+            found = [reader.get(row.tag) for row in reader.versions()]
+            assert {About.read(one.metadata).step for one in found if one is not None} <= {1, 8}
     finally:
         again.kill()
 

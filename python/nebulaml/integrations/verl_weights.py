@@ -18,7 +18,7 @@ from typing import Any
 
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 
-from ..errors import NebulaTimeout
+from ..errors import NebulaError, NebulaTimeout
 from ..reader import Reader
 from ..weights.publication import number_of
 from ..weights.publisher import Publisher
@@ -91,7 +91,8 @@ class NebulaCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     def _publish(self, step: int) -> None:
         if self._publisher is None:
             self._publisher = Publisher(lambda: self._weights, self._path, **self._options)
-        self._publisher.publish(step)
+        if not self._publisher.publish(step):
+            raise NebulaError(f"the weights of step {step} could not be taken: the log says why")
         self._publisher.wait(self._timeout)
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, Any], None]:

@@ -12,6 +12,7 @@ import functools
 import itertools
 import math
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ __all__ = ["Shards", "compare_steps", "first_number", "is_sharded", "next_turn"]
 
 RUNS_MOST = 1 << 16  # of a rank: each is a part of every delta
 AGREE_S = 60.0  # ranks wait so long for rank 0
+_asking: threading.Thread | None = None  # of the last compare_steps
 _turns = collections.Counter[str]()  # publishers of shards of this process, by path
 
 
@@ -59,19 +61,36 @@ def first_number(path: str, turn: int) -> tuple[int, str]:
 
 
 def compare_steps(path: str, turn: int, number: int, step: int) -> None:
-    """Raises NebulaError if another rank publishes another step under this number. It waits for no rank: the first one's step counts."""
+    """Raises NebulaError if another rank publishes another step under this number. It waits for no rank: the first one's step counts.
+
+    It waits AGREE_S for the store, whose host may hang; later calls wait no more until it has answered.
+    """
+    global _asking
     store, place = ranks.store(), ranks.current()
     if store is None:
         raise NebulaError("the process group has ended, so the ranks cannot compare their steps")
-    key = f"nebula/publisher/{path}/{turn}/"
-    try:
-        first, rank = map(int, store.compare_set(f"{key}{number}", "", f"{step} {place.rank}").split())
-        if place.rank == 0:
-            store.delete_key(f"{key}{number - GAP}")
-    except Exception as failure:  # the stores raise errors of several types
-        raise NebulaError(f"the ranks cannot compare their steps: {failure}") from failure
+    if _asking is not None and _asking.is_alive():
+        raise NebulaError("the process group's store does not answer, so the ranks cannot compare their steps")
+    key, answers = f"nebula/publisher/{path}/{turn}/", list[Any]()
+
+    def ask() -> None:
+        try:
+            answers.append(store.compare_set(f"{key}{number}", "", f"{step} {place.rank}"))
+            if place.rank == 0:
+                store.delete_key(f"{key}{number - GAP}")
+        except Exception as failure:  # the stores raise errors of several types
+            answers.append(failure)
+
+    _asking = threading.Thread(target=ask, name="nebula-steps", daemon=True)
+    _asking.start()
+    _asking.join(AGREE_S)
+    if not answers or isinstance(answers[-1], Exception):
+        why = answers[-1] if answers else f"the process group's store has not answered for {AGREE_S:.0f} s"
+        raise NebulaError(f"the ranks cannot compare their steps: {why}")
+    first, rank = map(int, answers[0].split())
     if first != step:
         raise NebulaError(f"rank {place.rank} publishes step {step} in the call in which rank {rank} publishes step {first}")
+
 
 
 class Shards:
@@ -149,8 +168,17 @@ def _local(name: str, value: Any, rank: int) -> tuple[Any, _Ranges] | None:
 
 def _is_first(mesh: Any) -> bool:
     """Whether this slice of a larger mesh is the first one. All slices have the same tensors: those that tensor parallelism leaves whole."""
-    root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
+    root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else _older_root(mesh)
     return int(root.mesh.flatten()[0]) in mesh.mesh.flatten().tolist()
+
+
+def _older_root(mesh: Any) -> Any:
+    """Returns the root of a mesh as torch 2.9 and older know it."""
+    from torch.distributed import device_mesh
+
+    known = device_mesh._mesh_resources
+    found = known.get_root_mesh(mesh) if hasattr(known, "get_root_mesh") else known.get_parent_mesh(mesh)  # torch 2.4: None of a root
+    return mesh if found is None else found
 
 
 @functools.lru_cache(RUNS_MOST)
