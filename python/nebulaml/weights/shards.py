@@ -82,7 +82,10 @@ def compare_steps(path: str, turn: int, number: int, step: int) -> None:
             answers.append(failure)
 
     _asking = threading.Thread(target=ask, name="nebula-steps", daemon=True)
-    _asking.start()
+    try:
+        _asking.start()
+    except RuntimeError as failure:  # out of threads
+        raise NebulaError(f"the ranks cannot compare their steps: {failure}") from failure
     _asking.join(AGREE_S)
     if not answers or isinstance(answers[-1], Exception):
         why = answers[-1] if answers else f"the process group's store has not answered for {AGREE_S:.0f} s"

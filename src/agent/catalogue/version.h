@@ -45,7 +45,7 @@ struct part {
         int64_t blocked_ns, copy_ns, cpu_ns;
         uint64_t fault_count;
 };
-/* What is known of a version's files in storage. */
+/* Whether the agent trusts the files of a version in storage. */
 enum version_copy {
         COPY_TRUSTED, /* they were written, and no reader has found damage */
         COPY_DOUBTED, /* a reader has found damage: the worker compares them with memory, and writes them again (persist/mend.h) */
