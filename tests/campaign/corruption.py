@@ -1,9 +1,9 @@
 """Damages what Nebula has stored, and looks at what a program then loads.
 
-    python tests/campaign/corruption.py [--trials 400] [--seed 1] [--tiers storage,memory,gs,s3,copies]
+    python tests/campaign/corruption.py [--trials 400] [--seed 1] [--tiers storage,memory,gs,s3,az,copies]
 
 A trainer saves versions, one tag twice, with signatures of its values that this program knows. Each trial damages one place of one file, or
-swaps, removes or sets back files or a whole tag, in the storage path (storage: a directory; gs, s3: an object store) or in the memory that a killed
+swaps, removes or sets back files or a whole tag, in the storage path (storage: a directory; gs, s3, az: an object store) or in the memory that a killed
 agent has left (memory), or a copy in the memory of another node, or what goes to and fro between the nodes (copies). Then another agent and trainer
 begin. A trial ends well in one of two ways:
 
@@ -222,7 +222,7 @@ def judge(path: Path | str, is_checked: bool, damaged: str, **settings: Any) -> 
     return {"wrong": wrong, "ends": ends}
 
 
-def trial(tier: str, source: Path, older: Path, seed: int, place: Path, store: objects.Objects | None) -> tuple[str, list[str], dict[str, int]]:
+def trial(tier: str, source: Path, older: Path, seed: int, place: Path, store: objects.Objects | objects.Blobs | None) -> tuple[str, list[str], dict[str, int]]:
     chance = random.Random(f"{tier}/{seed}")
     storage = place / "storage"
     shutil.rmtree(place, ignore_errors=True)
@@ -268,8 +268,8 @@ def campaign(tier: str, trials: int, first: int) -> int:
         place, store = Path(name), None
         if tier == "storage":
             Child(lambda: save(place / "pristine", "durable", lambda: shutil.copytree(place / "pristine", place / "older"))).end()
-        elif tier in ("gs", "s3"):
-            store = stack.enter_context(contextlib.closing(objects.Objects(tier)))
+        elif tier in ("gs", "s3", "az"):
+            store = stack.enter_context(contextlib.closing(objects.Blobs() if tier == "az" else objects.Objects(tier)))
             Child(lambda: save(store.path, "durable", lambda: store.dump(place / "older"))).end()
             store.dump(place / "pristine")
         for seed in range(first * 1_000_000, first * 1_000_000 + trials):

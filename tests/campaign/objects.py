@@ -1,4 +1,4 @@
-"""An object store for corruption.py: a server of tests/servers in a process of its own. A trial damages its objects as files of a directory."""
+"""An object store for corruption.py: a server of tests/servers in a process of its own, or Azurite. A trial damages its objects as files of a directory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import os
 import sys
 import threading
 import time
+import urllib.request
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "servers"))
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS / "servers"), str(TESTS / "integration")]
 
 PREFIX = "training/run"
 
@@ -83,3 +86,48 @@ class Objects:
     def close(self) -> None:
         self._process.terminate()
         self._process.join()
+
+
+class Blobs:
+    """The same of Azurite. A blob that is made again keeps its metadata, which the driver needs; its time is a new one."""
+
+    def __init__(self) -> None:
+        from azure_requests import make_container, signed
+        from emulators import emulator
+
+        self.path = f"az://devstoreaccount1/training/{PREFIX}"
+        self._signed, self._emulator, self._about = signed, emulator(), {}
+        os.environ["AZURE_STORAGE_CONNECTION_STRING"], _ = next(self._emulator)
+        make_container("training")
+
+    def _call(self, method: str, resource: str, query: str = "", data: bytes = b"", **headers: str) -> tuple[bytes, Any]:
+        with urllib.request.urlopen(self._signed(method, resource, query, data=data, **headers), timeout=60) as answer:
+            return answer.read(), answer.headers
+
+    def _names(self) -> list[str]:
+        found, marker = [], ""
+        while True:
+            answer, _ = self._call("GET", "training", f"restype=container&comp=list&prefix={PREFIX}/&marker={marker}")
+            tree = ElementTree.fromstring(answer.decode("utf-8-sig"))
+            found += [name.text.removeprefix(PREFIX + "/") for name in tree.iter("Name")]
+            marker = tree.findtext("NextMarker") or ""
+            if not marker:
+                return found
+
+    def dump(self, place: Path) -> None:
+        for name in self._names():
+            data, headers = self._call("GET", f"training/{PREFIX}/{name}")
+            self._about[name] = {key.replace("-", "_"): headers[key] for key in headers if key.startswith("x-ms-meta-")}
+            path = Path(place, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+    def fill(self, place: Path) -> None:
+        files = {str(path.relative_to(place)): path for path in Path(place).rglob("*") if path.is_file()}
+        for name in set(self._names()) - files.keys():
+            self._call("DELETE", f"training/{PREFIX}/{name}")
+        for name, path in files.items():
+            self._call("PUT", f"training/{PREFIX}/{name}", data=path.read_bytes(), x_ms_blob_type="BlockBlob", **self._about.get(name, {}))
+
+    def close(self) -> None:
+        self._emulator.close()

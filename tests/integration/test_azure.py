@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import datetime
-import hashlib
-import hmac
-import os
-import re
 import shutil
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -22,9 +14,8 @@ PATH = "az://devstoreaccount1/training/run"
 
 # Two nodes, each with an agent of its own, that know of each other from the container alone.
 NODES = """
-import fork_server, os, subprocess, sys
-import test_azure
-test_azure.make_container("training")
+import azure_requests, fork_server, os, subprocess, sys, test_azure
+azure_requests.make_container("training")
 def node(name, code):
     text = "import os, sys, torch\\nimport nebulaml as nm\\nPATH = %r\\n" % test_azure.PATH
     environment = os.environ | {"NEBULA_NODE_ID": name, "NEBULA_MEMORY_DIR": os.environ["NEBULA_MEMORY_DIR"] + "-" + name}
@@ -51,40 +42,6 @@ for step in (1, 2):  # the job's first version goes to storage at once
 checkpoint.wait("replicated", 60)
 print("state", checkpoint.state)
 """
-
-
-def signed(method: str, resource: str, query: str = "", account: str = "", **headers: str) -> urllib.request.Request:
-    """Makes a signed request for CONTAINER/BLOB with the key of the connection string. query: one name=value. account: another account with the same key."""
-    text = os.environ["AZURE_STORAGE_CONNECTION_STRING"]
-    text = text.replace("devstoreaccount1", account) if account else text
-    parts = dict(part.split("=", 1) for part in text.split(";") if part)
-    date = datetime.datetime.now(datetime.timezone.utc).strftime("%a, %d %b %Y %H:%M:%S GMT")
-    path = re.sub(r"https?://[^/]+", "", parts["BlobEndpoint"]) + f"/{resource}"
-    text = (
-        method
-        + "\n" * 12
-        + f"x-ms-date:{date}\nx-ms-version:2021-12-02\n/{parts['AccountName']}{path}"
-        + (f"\n{query.replace('=', ':')}" if query else "")
-    )
-    signature = base64.b64encode(
-        hmac.new(base64.b64decode(parts["AccountKey"]), text.encode(), hashlib.sha256).digest()
-    ).decode()
-    proof = {
-        "x-ms-date": date,
-        "x-ms-version": "2021-12-02",
-        "Authorization": f"SharedKey {parts['AccountName']}:{signature}",
-    }
-    address = f"{parts['BlobEndpoint']}/{resource}" + (f"?{query}" if query else "")
-    return urllib.request.Request(address, method=method, headers=proof | headers)
-
-
-def make_container(name: str, account: str = "") -> None:
-    request = signed("PUT", name, "restype=container", account, **{"Content-Length": "0"})
-    try:
-        assert urllib.request.urlopen(request, timeout=30).status == 201
-    except urllib.error.HTTPError as error:
-        if error.code != 409:  # it is there
-            raise
 
 
 needs_npm = pytest.mark.skipif(

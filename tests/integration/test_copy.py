@@ -175,11 +175,11 @@ def first_is_there(run, storage, tmp_path):
     import urllib.error
     import urllib.request
 
-    import test_azure
+    import azure_requests
 
     try:
         with urllib.request.urlopen(
-            test_azure.signed("HEAD", storage.split("/", 3)[3] + "/global_step1/a.pt"), timeout=30
+            azure_requests.signed("HEAD", storage.split("/", 3)[3] + "/global_step1/a.pt"), timeout=30
         ) as answer:
             return answer.headers["ETag"]
     except urllib.error.HTTPError:

@@ -121,12 +121,12 @@ def storage(request: Any, tmp_path: Path, nebula: str, monkeypatch: pytest.Monke
     if shutil.which("npm") is None:
         pytest.skip("npm is not here, which installs the emulator Azurite")
     pytest.importorskip("azure.data.tables")
-    import test_azure
+    import azure_requests
 
     with contextlib.ExitStack() as stack:
         for connection, _ in emulator():
             monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
-            test_azure.make_container("elastic")
+            azure_requests.make_container("elastic")
             yield Blobs(tmp_path, nebula) if request.param == "blobs" else Table(tmp_path, nebula, connection, stack)
 
 

@@ -126,7 +126,7 @@ print("resumed")
 
 def prepare(store: str) -> None:
     if store in ("azure", "two accounts"):
-        from test_azure import make_container
+        from azure_requests import make_container
 
         make_container("training")
         if store == "two accounts":

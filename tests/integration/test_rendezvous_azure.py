@@ -32,7 +32,7 @@ from rendezvous_promises import Promises, make_state, parts
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousStateError
 
 sys.path.insert(0, str(Path(__file__).parent))
-import test_azure
+import azure_requests
 from emulators import between_server, emulator
 
 pytestmark = pytest.mark.skipif(
@@ -50,7 +50,7 @@ def connection():
 def container(connection):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
-        test_azure.make_container("rendezvous")
+        azure_requests.make_container("rendezvous")
 
 
 @pytest.fixture

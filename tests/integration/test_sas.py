@@ -9,10 +9,10 @@ from test_object_stores import run_beside
 SETUP = """
 import datetime, os, pathlib, shutil, subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
-import test_azure, test_doctor
+import azure_requests, test_doctor
 import torch
 import nebulaml as nm
-test_azure.make_container("training")
+azure_requests.make_container("training")
 KEY = os.environ["AZURE_STORAGE_CONNECTION_STRING"]
 PATH = dict(part.split("=", 1) for part in KEY.split(";"))["BlobEndpoint"] + "/training/" + test.RUN
 
