@@ -149,3 +149,11 @@ const char *text_cell_content(const char *cell)
 {
         return *cell == '\'' && text_is_formula(cell) ? cell + 1 : cell;
 }
+
+const char *text_local_path(const char *url)
+{
+        static const char scheme[] = "file://";
+        size_t length = sizeof scheme - 1;
+
+        return strncmp(url, scheme, length) ? url : url + length;
+}

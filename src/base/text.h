@@ -19,6 +19,8 @@ void text_make_printable(char *text);
 /* The first character that the functions above replace and that is no ASCII control character below DEL. False: there is none. The text is
  * well-formed UTF-8. */
 bool text_find_hidden(const char *text, size_t size, size_t *ret_at, size_t *ret_length, uint32_t *ret_character);
+/* The path of a `file://` URL. Another URL or a path is returned as it is. */
+const char *text_local_path(const char *url);
 /*
  * Whether a table of text needs one more apostrophe before this cell. A spreadsheet takes a cell for a formula if its first character is
  * one of = + - @ or of their full-width forms. Spaces and apostrophes before that character do not count. So a reader can distinguish an apostrophe

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "store/store_private.h"
 #include "sum/sum.h"
 #include "store/trust.h"
@@ -60,7 +61,7 @@ static enum nebula_status open_by_driver(const char *url, struct store **ret_sto
                 return error_set(error, NEBULA_INVALID, 0,
                                  "the storage path \"%.300s\" was a URL and has lost a '/', as pathlib.Path and os.path.abspath do it: "
                                  "give the URL as a text", url);
-        if (url[0] == '/' || !strncmp(url, "file://", 7))
+        if (url[0] == '/' || text_local_path(url) != url)
                 return store_file.open(url, ret_store, error);
         is_web = !strncmp(url, "http://", 7) || !strncmp(url, "https://", 8);
         for (size_t i = 0; i < offer_count; i++)

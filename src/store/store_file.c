@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "store/store_file_private.h"
 
 enum nebula_status file_path(const struct store *store, const char *key, char ret_path[STORE_PATH_MAX],
@@ -65,7 +66,7 @@ bool file_same_parent(const char *one, const char *other)
 
 static enum nebula_status file_open(const char *url, struct store **ret_store, struct nebula_error *error)
 {
-        const char *path = strncmp(url, "file://", 7) ? url : url + 7;
+        const char *path = text_local_path(url);
         size_t length = strlen(path);
         struct file_store *file;
         uint32_t first = 0;

@@ -138,7 +138,7 @@ class Agreement:
                 f"the {place.world} ranks live on several nodes and have neither a storage path nor a process group through "
                 "which they could agree on a checkpoint: call this after torch.distributed.init_process_group()"
             )
-        folder = root.removeprefix("file://")
+        folder = config.without_scheme(root)
         if "://" in folder:
             raise NebulaConfigError(
                 f"the ranks can agree through {config.shown(root)} only with a process group: call this after "

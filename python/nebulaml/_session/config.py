@@ -147,7 +147,7 @@ def clean_path(path: Any) -> str | None:
 
 def _check_directory(path: str) -> None:
     """Raises for a local path that is no directory and can never become one. A mount that does not answer within LOOK_S seconds passes."""
-    folder = path.removeprefix("file://")
+    folder = without_scheme(path)
     answers: list[str] = []
     if not os.path.isabs(folder) or sys.is_finalizing():  # a new thread would never run
         return
@@ -184,16 +184,26 @@ def _absolute(path: str) -> str:
         raise NebulaConfigError(f"{path!r} is relative, and the working directory is gone: give an absolute path") from None
 
 
+def without_scheme(path: str) -> str:
+    """Returns the path of a file:// URL, and another URL or a path as it is."""
+    return path.removeprefix("file://")
+
+
+def is_url(path: str) -> bool:
+    """Returns whether a storage path is a URL of an object store."""
+    return "://" in without_scheme(path)
+
+
 def below(path: str, *names: str) -> str:
     """Returns the path of something in a storage path. The query of a URL, which can be a signature, stays at its end."""
-    place, question, query = path.partition("?") if "://" in path.removeprefix("file://") else (path, "", "")
+    place, question, query = path.partition("?") if is_url(path) else (path, "", "")
     return "/".join([place.rstrip("/"), *names]) + question + query
 
 
 def shown(path: str | os.PathLike[str]) -> str:
     """Returns a path as others may see it: without the query of a URL, which can be a secret."""
     text = os.fspath(path)
-    return text.partition("?")[0] if "://" in text.removeprefix("file://") else text
+    return text.partition("?")[0] if is_url(text) else text
 
 
 def local_path(what: str, path: Any) -> str:
@@ -223,8 +233,8 @@ def history_dir(settings: Settings) -> str:
             return _absolute("outputs/nebula")
         except NebulaConfigError as failure:
             log.warning("nebula: checkpointHistories.csv is written beside the storage: %s", failure)
-    place = settings.persist_path.removeprefix("file://")
-    return "" if "://" in place else os.path.join(place, ".nebula")
+    place = without_scheme(settings.persist_path)
+    return "" if is_url(place) else os.path.join(place, ".nebula")
 
 
 def _defaults() -> Settings:

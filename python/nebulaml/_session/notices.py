@@ -147,7 +147,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_release, after_in_chil
 
 
 def _wish(persist_path: str | None) -> str | None:
-    folder = (persist_path or "").removeprefix("file://")
+    folder = config.without_scheme(persist_path or "")
     return os.path.join(folder, ".nebula", "save-now") if folder and "://" not in folder else None
 
 

@@ -100,7 +100,7 @@ class Session:
     def _at(self, path: str) -> Session:
         """Returns the session of the same settings for another storage path: this one, or one that lives as long as this one."""
         own = self.persist_path
-        if own is not None and os.path.realpath(own.removeprefix("file://")) == os.path.realpath(path.removeprefix("file://")):
+        if own is not None and os.path.realpath(config.without_scheme(own)) == os.path.realpath(config.without_scheme(path)):
             return self
         chosen = self._engine.settings()
         return self._other(path, on_error=chosen.on_error, on_full=chosen.on_full)
@@ -247,7 +247,7 @@ class Session:
             return None
         if latest._state() != "durable":
             latest.wait("durable")
-        return config.below(root.removeprefix("file://"), _nebula.encode_name(latest.tag), _nebula.encode_name(name))
+        return config.below(config.without_scheme(root), _nebula.encode_name(latest.tag), _nebula.encode_name(name))
 
     def prepare(self, *objects: Any) -> None:
         """Makes memory for the first saves of these objects, in the background.
@@ -345,7 +345,7 @@ class Session:
         target = config.local_path("a path", path)
         parent, name = os.path.split(target)
         gone = os.path.join(os.path.realpath(parent), name)  # the removal of a link leaves its target
-        kept = {"the storage path": (self.persist_path or "").removeprefix("file://")}
+        kept = {"the storage path": config.without_scheme(self.persist_path or "")}
         with contextlib.suppress(FileNotFoundError):  # the working directory may be gone
             kept["the working directory"] = os.getcwd()
         for what, place in kept.items():

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE, Metadata
 
 from .. import api
-from .._session import engine
+from .._session import config, engine
 from ..errors import NebulaError
 from ..integrations import places as beside
 from . import NebulaStorageReader, NebulaStorageWriter, async_save
@@ -115,4 +115,4 @@ def find_directory(target: str, broadcast: Callable[[Any], Any]) -> NebulaDirect
 def _persist_path(checkpoint: api.Checkpoint) -> str:
     """Returns the storage path of a version, as this program spells it if it is init()'s."""
     path, named = str(checkpoint._report()["persist_path"]), api.persist_path()
-    return named if named is not None and ("://" in path or os.path.realpath(named.removeprefix("file://")) == path) else path
+    return named if named is not None and ("://" in path or os.path.realpath(config.without_scheme(named)) == path) else path

@@ -37,13 +37,13 @@ def is_place(checkpoint_id: Any) -> bool:
     """Returns True for a path of a directory, or a URL of an object store."""
     if not isinstance(checkpoint_id, (str, os.PathLike)):
         return False
-    text = os.fspath(checkpoint_id).removeprefix("file://")
+    text = config.without_scheme(os.fspath(checkpoint_id))
     return "://" not in text or _URL.fullmatch(text) is not None
 
 
 def split(path: Any) -> tuple[str, str]:
     """Splits <persist>/<tag> into (absolute <persist>, <tag>). ~ and file:// mean the same as in init()."""
-    text = os.fspath(path).removeprefix("file://")
+    text = config.without_scheme(os.fspath(path))
     if "://" in text:
         url = _URL.fullmatch(text)
         if url is None:
@@ -53,7 +53,7 @@ def split(path: Any) -> tuple[str, str]:
         return url[1] + (url[3] or ""), url[2]
     parent, tag = os.path.split(os.path.abspath(os.path.expanduser(text)))
     named = api.persist_path()
-    return named if named and named.removeprefix("file://").rstrip("/") == parent else parent, tag
+    return named if named and config.without_scheme(named).rstrip("/") == parent else parent, tag
 
 
 def join(persist: str, tag: str) -> str:
@@ -98,7 +98,7 @@ def is_taken(session: Session, persist: str, tag: str) -> bool:
     try:
         session._engine.session().find(tag, persist)
     except NebulaNotFound:
-        return is_stock(os.path.join(persist.removeprefix("file://"), tag))
+        return is_stock(os.path.join(config.without_scheme(persist), tag))
     return True
 
 

@@ -189,7 +189,7 @@ class NebulaStorageReader(StorageReader):
             checkpoint = reading_session(persist)._tagged(tag, persist)
             if checkpoint is not None:
                 self._files = _NebulaFiles(checkpoint)
-            elif is_stock(folder := os.path.join(persist.removeprefix("file://"), tag)):
+            elif is_stock(folder := os.path.join(config.without_scheme(persist), tag)):
                 config.refuse_unsigned(folder)
                 self._files = _PlainFiles(folder)
             else:

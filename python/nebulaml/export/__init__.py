@@ -131,7 +131,7 @@ def target_of(directory: str | os.PathLike[str]) -> str:
     text = os.fspath(directory)
     if not text:
         raise NebulaConfigError("export_hf('') names no directory")
-    text = text.removeprefix("file://")
+    text = settings.without_scheme(text)
     return text.rstrip("/") if "://" in text else os.path.abspath(os.path.expanduser(text))
 
 

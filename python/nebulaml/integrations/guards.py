@@ -13,6 +13,7 @@ import re
 import sys
 
 from .. import _nebula
+from .._session import config
 from ..errors import NebulaConfigError
 
 __all__ = ["check_bare", "check_framework", "check_missing", "check_path", "check_tag", "log_passed_over", "numbers_of"]
@@ -76,7 +77,7 @@ def check_missing(tag: str, root: str | None) -> None:
 
 def check_path(root: str | None) -> None:
     """Checks a path without checkpoints. Raises if it is itself a checkpoint: the program would start from nothing."""
-    folder = (root or "").removeprefix("file://").rstrip("/")
+    folder = config.without_scheme(root or "").rstrip("/")
     if folder and has_manifest(folder):
         raise NebulaConfigError(f"{root} is a checkpoint, not a directory of checkpoints: give {os.path.dirname(os.path.realpath(folder))}")
     if folder and folder not in _named and "://" not in folder:
@@ -132,7 +133,7 @@ def log_passed_over(found: str, passed: list[tuple[str, str]]) -> None:
 
 def check_bare(tag: str, root: str | None) -> None:
     """Warns if a tag is not found although its folder exists."""
-    folder = os.path.join((root or "").removeprefix("file://"), _nebula.encode_name(tag))
+    folder = os.path.join(config.without_scheme(root or ""), _nebula.encode_name(tag))
     if root and "://" not in folder and os.path.isdir(folder) and not has_manifest(folder):
         log.warning(
             "nebula: there is no checkpoint %r in %s: its folder is there, but has no manifest (.nebula/manifest-*.json). It was never "

@@ -49,12 +49,12 @@ def _modules(name: str, fabric: bool = False) -> list[Any]:
 
 
 def _is_remote(path: Any) -> bool:
-    return "://" in os.fspath(path) and not os.fspath(path).startswith("file://")
+    return config.is_url(os.fspath(path))
 
 
 def _key(path: Any) -> str:
     """Returns the absolute path, so that one file has one key."""
-    return os.path.abspath(os.path.expanduser(os.fspath(path).removeprefix("file://")))
+    return os.path.abspath(os.path.expanduser(config.without_scheme(os.fspath(path))))
 
 
 def _stock_io() -> Any:
@@ -203,7 +203,7 @@ class NebulaCheckpointIO:
         if not path:
             return
         other = config.clean_path(path)
-        if name == PARTITION and own and os.path.realpath(other.removeprefix("file://")) == os.path.realpath(own.removeprefix("file://")):
+        if name == PARTITION and own and os.path.realpath(config.without_scheme(other)) == os.path.realpath(config.without_scheme(own)):
             return  # the checkpoint is already there
         if api._save_elsewhere(other, tag, PARTITION, checkpoint):
             self._elsewhere.add(other)

@@ -203,7 +203,7 @@ class Second:
             raise NebulaConfigError("far= is a second storage: give the manager a storage path of its own, too")
         _check(path)
         self.place = far.place
-        if os.path.realpath(path.removeprefix("file://")) == os.path.realpath(self.place.removeprefix("file://")):
+        if os.path.realpath(config.without_scheme(path)) == os.path.realpath(config.without_scheme(self.place)):
             raise NebulaConfigError(f"far={config.shown(self.place)} is the manager's own path: give another one")
         self._session, self._path, self._shown = session, path, config.shown(self.place)
         self._away_until = 0.0

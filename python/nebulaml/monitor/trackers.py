@@ -261,7 +261,7 @@ class _Wandb:
         return artifact
 
     def _refer(self, artifact: Any, path: str) -> None:
-        if "://" in path and not path.startswith("file://"):
+        if config.is_url(path):
             # add_reference would need the package of that cloud and its credentials, although it reads nothing.
             from wandb.sdk.artifacts.artifact_manifest_entry import ArtifactManifestEntry
 

@@ -116,7 +116,7 @@ class Fleet:
                 _LOGGER.exception("nebula studio: a look at the jobs failed")
                 self._table = {**self._table, "problems": [f"a look failed: {type(failure).__name__}: {failure}"]}
             self._close_idle()
-            is_local = all("://" not in path.removeprefix("file://") for path in self._paths)
+            is_local = all(not config.is_url(path) for path in self._paths)
             least = self._every_s or (TABLE_LOCAL_S if is_local else TABLE_CLOUD_S)
             self._ended.wait(max(least, REST * (time.monotonic() - begun)))
             while not self._ended.is_set() and time.monotonic() - self._shown > IDLE_S:

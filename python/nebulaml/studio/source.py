@@ -43,7 +43,7 @@ class Source:
             raise NebulaUnavailable("the `nebula` command of this installation is not found; install the package again")
         self.command = command
         self.path = path
-        self.is_local = "://" not in path.removeprefix("file://")
+        self.is_local = not config.is_url(path)
         self._history = history
         self._is_one_of_several = is_one_of_several
         self._store = StoreProcess(path)
@@ -236,7 +236,7 @@ class Source:
         """Returns the absolute path of the first history that exists, or else of the first place for one; "": there is no place."""
         folders = [os.environ.get("NEBULA_OUTPUT_DIR"), "outputs/nebula" if os.environ.get("AZUREML_RUN_ID") else None]
         folders = [] if self._is_one_of_several else folders
-        folders += [os.path.join(self.path.removeprefix("file://"), ".nebula")] if self.is_local else []
+        folders += [os.path.join(config.without_scheme(self.path), ".nebula")] if self.is_local else []
         files = [os.path.abspath(os.path.join(folder, HISTORY)) for folder in folders if folder]
         if self._history:
             files = [os.path.abspath(self._history if self._history.endswith(".csv") else os.path.join(self._history, HISTORY))]

@@ -6,6 +6,7 @@
 
 #include "agent/clients/location.h"
 #include "agent/log.h"
+#include "base/text.h"
 #include "os/os.h"
 #include "os/thread.h"
 #include "store/place.h"
@@ -247,11 +248,10 @@ static void resolve(struct catalogue *catalogue, char *path, size_t kept)
 
 void location_resolve(struct catalogue *catalogue, char *path)
 {
-        static const char scheme[] = "file://";
-        size_t length = strlen(path);
+        const char *local = text_local_path(path);
 
-        if (length >= sizeof scheme && !strncmp(path, scheme, sizeof scheme - 1) && path[sizeof scheme - 1] == '/')
-                memmove(path, path + sizeof scheme - 1, length + 2 - sizeof scheme);
+        if (*local == '/')
+                memmove(path, local, strlen(local) + 1);
         if (path[0] == '/')
                 resolve(catalogue, path, 0);
         else

@@ -8,6 +8,7 @@
 #include "agent/memory/spill.h"
 #include "base/conf.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "os/os.h"
 
 /* f_type of file systems on a local disk: ext2 to 4, xfs, btrfs, overlay, zfs, f2fs, bcachefs. */
@@ -27,8 +28,7 @@ static const char *choose_directory(const char *persist_path)
 
         if (chosen)
                 return chosen;
-        if (!strncmp(persist_path, "file://", 7))
-                persist_path += 7;
+        persist_path = text_local_path(persist_path);
         return *persist_path == '/' ? persist_path : NULL;
 }
 

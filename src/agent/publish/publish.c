@@ -6,6 +6,7 @@
 #include "agent/commit/commit.h"
 #include "agent/publish/publish_private.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "os/os.h"
 #include "store/manifest_load.h"
 
@@ -78,7 +79,7 @@ static enum nebula_status spare_storage(const struct catalogue *catalogue, const
         size_t length = strlen(path);
 
         for (const struct job *job = catalogue->jobs; job; job = job->next) {
-                const char *storage = job->persist_path + (strncmp(job->persist_path, "file://", 7) ? 0 : 7);
+                const char *storage = text_local_path(job->persist_path);
 
                 if (!strncmp(storage, path, length) && (!storage[length] || storage[length] == '/'))
                         return error_set(error, NEBULA_INVALID, 0, "%.300s stays: the storage path %.300s is that directory, or lies in it",

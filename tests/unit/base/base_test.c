@@ -194,6 +194,15 @@ static void a_cell_that_a_spreadsheet_would_compute_is_told_and_its_apostrophe_c
                 CHECK(!text_is_formula(plain[i]) && text_cell_content(plain[i]) == plain[i]);
 }
 
+static void the_path_of_a_file_url_is_what_follows_its_scheme(void)
+{
+        static const char *const others[] = { "", "/a/file://b", "file:/a", "s3://a/b", "FILE:///a" };
+
+        CHECK(!strcmp(text_local_path("file:///a/b"), "/a/b") && !*text_local_path("file://") && !strcmp(text_local_path("file://a"), "a"));
+        for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+                CHECK(text_local_path(others[i]) == others[i]);
+}
+
 static void the_first_hidden_character_is_found(void)
 {
         uint32_t character;
@@ -281,6 +290,7 @@ TAP_MAIN(TEST(an_error_says_what_and_why), TEST(an_error_may_quote_the_one_befor
          TEST(errnos_fall_into_their_groups), TEST(every_status_and_state_has_a_name), TEST(sizes_are_read_as_people_write_them),
          TEST(durations_are_read_as_people_write_them), TEST(numbers_are_plain_ones), TEST(counts_have_a_limit),
          TEST(an_empty_environment_variable_counts_as_unset), TEST(bytes_grow_and_are_handed_over),
-         TEST(running_out_of_memory_is_remembered), TEST(an_unprintable_character_becomes_a_question_mark), TEST(the_first_hidden_character_is_found), TEST(a_cell_that_a_spreadsheet_would_compute_is_told_and_its_apostrophe_comes_off),
+         TEST(running_out_of_memory_is_remembered), TEST(an_unprintable_character_becomes_a_question_mark), TEST(the_first_hidden_character_is_found),
+         TEST(the_path_of_a_file_url_is_what_follows_its_scheme), TEST(a_cell_that_a_spreadsheet_would_compute_is_told_and_its_apostrophe_comes_off),
          TEST(a_log_line_is_one_write_that_nothing_can_forge),
          TEST(a_thread_that_holds_its_lines_back_writes_them_in_order_with_the_time_of_the_event))
