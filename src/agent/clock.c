@@ -17,11 +17,10 @@
 #include "agent/pulse/pulse.h"
 #include "os/os.h"
 
-#define SECOND_NS 1000000000
-#define OWNER_CHECK_NS (2 * (int64_t)SECOND_NS)  /* for trainers of an earlier agent to reconnect */
-#define SESSION_GRACE_NS (2 * (int64_t)SECOND_NS) /* a client whose connection broke reconnects at once */
-#define FIRST_CLIENT_NS (5 * (int64_t)SECOND_NS)
-#define SPARE_IDLE_NS (30 * (int64_t)SECOND_NS)   /* a trainer that restarts finds its spare images warm */
+#define OWNER_CHECK_NS (2 * SECOND_NS)  /* for trainers of an earlier agent to reconnect */
+#define SESSION_GRACE_NS (2 * SECOND_NS) /* a client whose connection broke reconnects at once */
+#define FIRST_CLIENT_NS (5 * SECOND_NS)
+#define SPARE_IDLE_NS (30 * SECOND_NS)   /* a trainer that restarts finds its spare images warm */
 
 static int64_t earlier(int64_t a, int64_t b)
 {

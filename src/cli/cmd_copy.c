@@ -15,7 +15,7 @@
 #include "store/scan.h"
 #include "store/transfer.h"
 
-#define LINE_NS 1000000000 /* pause between two progress lines with --json */
+#define LINE_NS SECOND_NS /* pause between two progress lines with --json */
 
 struct copy {
         bool json, all, replaces;

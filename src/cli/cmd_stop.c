@@ -81,7 +81,7 @@ static int64_t look_ms(int64_t until_ns)
 /* Prints the agent's queue whenever it changes. timeout_s 0: no limit. */
 static enum nebula_status wait_for_agent(struct cli_agent *agent, bool says, uint64_t timeout_s, struct nebula_error *error)
 {
-        int64_t until = timeout_s ? os->now_ns() + (int64_t)timeout_s * 1000000000 : INT64_MAX;
+        int64_t until = timeout_s ? os->now_ns() + (int64_t)timeout_s * SECOND_NS : INT64_MAX;
         char said[1024] = "", left[1024] = "";
         enum nebula_status status;
         bool is_done;

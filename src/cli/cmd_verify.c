@@ -22,7 +22,7 @@
 
 #define LOOKS_MAX 20 /* attempts, if the version is removed or written again meanwhile */
 
-#define STORE_NOTES_NS INT64_C(30000000000) /* a command that is killed loses no more than this */
+#define STORE_NOTES_NS (30 * SECOND_NS) /* a command that is killed loses no more than this */
 
 /* How much a sample reads. */
 struct budget {

@@ -15,8 +15,8 @@
 #include "store/several/several.h"
 
 #define SPEED_BYTES (16u << 20)
-#define CLOCK_NOTE_NS (60 * INT64_C(1000000000))
-#define CLOCK_BAD_NS (240 * INT64_C(1000000000)) /* S3 refuses a clock that is 5 minutes off, Azure one that is 15 minutes off */
+#define CLOCK_NOTE_NS (60 * SECOND_NS)
+#define CLOCK_BAD_NS (240 * SECOND_NS) /* S3 refuses a clock that is 5 minutes off, Azure one that is 15 minutes off */
 
 static struct {
         struct store *store; /* NULL: the store cannot be opened, or the directory does not exist yet */

@@ -10,6 +10,7 @@
 #include "cli/cli_agent.h"
 #include "cli/human.h"
 #include "cli/table.h"
+#include "os/os.h"
 #include "store/order.h"
 
 /* "optim/rank12.pt" is an item "optim/rank*.pt". */
@@ -28,7 +29,7 @@ static void item_of(const char *name, char ret_item[256])
 
 static void month_of(uint64_t sequence, char ret_month[16])
 {
-        time_t seconds = (time_t)(sequence / 1000000000);
+        time_t seconds = (time_t)(sequence / SECOND_NS);
         struct tm parts;
 
         if (!gmtime_r(&seconds, &parts) || !strftime(ret_month, 16, "%Y-%m", &parts))

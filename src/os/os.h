@@ -18,6 +18,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Times are nanoseconds in int64_t. */
+#define SECOND_NS INT64_C(1000000000)
+
 /* Flags of open, independent of the platform. */
 enum os_open {
         OS_READ = 1,

@@ -41,7 +41,7 @@ enum nebula_status lease_put(struct store *store, const char *tag, uint64_t id, 
                 host[0] = 0;
         body = document_new("lease");
         if (!body || json_object_set_new(body, "tag", json_string(tag)) || json_object_set_new(body, "host", json_string(host)) ||
-            json_object_set_new(body, "time", json_integer(os->wall_ns() / 1000000000)))
+            json_object_set_new(body, "time", json_integer(os->wall_ns() / SECOND_NS)))
                 status = error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a lease");
         if (!status)
                 status = document_format(body, &text, &size, error);

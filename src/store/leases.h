@@ -12,8 +12,8 @@
 
 #include "store/pins.h"
 
-#define LEASE_NS INT64_C(900000000000)
-#define LEASE_RENEW_NS INT64_C(240000000000) /* three can fail in a row */
+#define LEASE_NS (900 * SECOND_NS)
+#define LEASE_RENEW_NS (240 * SECOND_NS) /* three can fail in a row */
 
 /* `id`: of the agent; each has a lease of its own. */
 enum nebula_status lease_put(struct store *store, const char *tag, uint64_t id, struct nebula_error *error);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "os/os.h"
 #include "store/announce.h"
 #include "store/index.h"
 #include "store/manifest_keys.h"
@@ -13,7 +14,7 @@
 #include "store/manifest_remove.h"
 #include "store/tag_log.h"
 
-#define IN_PROGRESS_NS (INT64_C(60) * 1000000000) /* a younger temporary object may belong to a running write; a sweep removes it later */
+#define IN_PROGRESS_NS (60 * SECOND_NS) /* a younger temporary object may belong to a running write; a sweep removes it later */
 
 struct removing {
         struct store *store;

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "image/image.h"
+#include "os/os.h"
 
-#define SECOND_NS 1000000000
 #define HOUR_S 3600
 #define DAY_S UINT64_C(86400)
 

@@ -40,7 +40,7 @@ enum nebula_status pin_put(struct store *store, const char *tag, const char *rea
                 return error_set(error, NEBULA_INVALID, 0, "the reason has more than %d bytes", PIN_REASON_MAX);
         body = document_new("pin");
         if (!body || json_object_set_new(body, "tag", json_string(tag)) || json_object_set_new(body, "reason", json_string(reason)) ||
-            json_object_set_new(body, "time", json_integer(os->wall_ns() / 1000000000)))
+            json_object_set_new(body, "time", json_integer(os->wall_ns() / SECOND_NS)))
                 status = error_set(error, NEBULA_INVALID, 0, "the reason is not valid UTF-8");
         if (!status)
                 status = document_format(body, &text, &size, error);

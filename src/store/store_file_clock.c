@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "store/store_file_private.h"
 
-#define ANSWER_LASTS_NS (INT64_C(5) * 1000000000)
+#define ANSWER_LASTS_NS (5 * SECOND_NS)
 
 /* Writes a byte, because some clients set the time of an empty new file by their own clock. If the disk is full, the time of the empty
  * file is used. */

@@ -22,8 +22,8 @@
 #include "store/sweep.h"
 #include "store/tag_log.h"
 
-#define FINISH_NS (900 * INT64_C(1000000000))
-#define UPLOAD_REST_NS (7 * 86400 * INT64_C(1000000000)) /* of one that another program may have begun */
+#define FINISH_NS (900 * SECOND_NS)
+#define UPLOAD_REST_NS (7 * 86400 * SECOND_NS) /* of one that another program may have begun */
 
 struct sweeping {
         struct store *store;

@@ -61,7 +61,7 @@ enum nebula_status tag_log_set_removed(struct store *store, const char *director
 enum nebula_status tag_log_set_writings(struct store *store, const char *directory, const char *run, uint64_t count, struct nebula_error *error);
 enum nebula_status tag_log_writings(struct store *store, const char *directory, const char *run, uint64_t *ret_count, struct nebula_error *error);
 /* Removes the numbers of removals that ended so long ago. A writer or a removal that pauses for longer can take the number of such an entry again. */
-#define TAG_LOG_REST_NS (7 * 86400 * INT64_C(1000000000))
+#define TAG_LOG_REST_NS (7 * 86400 * SECOND_NS)
 enum nebula_status tag_log_sweep(struct store *store, int64_t age_ns, struct nebula_error *error);
 /* The same with a time of the store's clock. */
 enum nebula_status tag_log_sweep_before(struct store *store, int64_t before_ns, struct nebula_error *error);

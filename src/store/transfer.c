@@ -22,7 +22,7 @@
 #include "sum/sum.h"
 
 #define TRIES_MAX 5
-#define BEAT_NS (300 * INT64_C(1000000000)) /* a sweep removes objects that are 15 minutes old */
+#define BEAT_NS (300 * SECOND_NS) /* a sweep removes objects that are 15 minutes old */
 
 struct copying {
         const struct transfer *transfer;

@@ -19,7 +19,7 @@
 #include "store/manifest_private.h"
 #include "store/writer_private.h"
 
-#define CHECK_LATE_NS (300 * INT64_C(1000000000)) /* a sweep ends the work of an entry that is 15 minutes old (sweep.c) */
+#define CHECK_LATE_NS (300 * SECOND_NS) /* a sweep ends the work of an entry that is 15 minutes old (sweep.c) */
 #define PUT_WIDTH 8u
 
 typedef enum nebula_status step(struct writer *writer, struct nebula_error *error);

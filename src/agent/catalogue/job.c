@@ -262,7 +262,7 @@ int64_t catalogue_forget_jobs(struct catalogue *catalogue, int64_t now_ns)
                 int64_t until;
 
                 job->left_ns = is_needed ? 0 : job->left_ns ? job->left_ns : now_ns;
-                until = job->left_ns + (int64_t)catalogue->linger_s * 1000000000;
+                until = job->left_ns + (int64_t)catalogue->linger_s * SECOND_NS;
                 if (is_needed || now_ns < until) {
                         due = !is_needed && until < due ? until : due;
                         link = &job->next;

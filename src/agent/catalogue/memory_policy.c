@@ -11,7 +11,7 @@
 #include "os/os.h"
 
 /* A load that finds the checkpoint takes so long, or less: to make pages meanwhile would slow it down. */
-#define LOAD_NS INT64_C(1000000000)
+#define LOAD_NS SECOND_NS
 #define LOAD_NS_PER_BYTE 4
 #define LATE_SAVES 8 /* so many saves in a row must be in time before memory for a late one goes */
 #define RESTORED_KEPT 2 /* ranks of one job, or two readers, may be one version apart */

@@ -14,7 +14,7 @@
 
 bool event_is_late(const struct catalogue *catalogue, const struct version *version)
 {
-        return os->now_ns() - version->activity_ns >= (int64_t)catalogue->takeover_s * 1000000000;
+        return os->now_ns() - version->activity_ns >= (int64_t)catalogue->takeover_s * SECOND_NS;
 }
 
 /* Whether ranks of this node have closed their parts and the missing parts may never come. The trainers then go on,

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "os/os.h"
 
-#define PAUSE_NS 1000000000 /* Azure asks its users for one question a second */
+#define PAUSE_NS SECOND_NS /* Azure asks its users for one question a second */
 #define WARN_AFTER 30       /* failures in a row */
 
 static void note_failure(struct catalogue *catalogue, struct evictions *evictions, const struct nebula_error *failure)

@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "os/os.h"
 
-#define RULES_NS INT64_C(10000000000)
+#define RULES_NS (10 * SECOND_NS)
 
 /* Whether the parts of other ranks are so late that a flush of everything does not wait longer: those ranks may never save. */
 static bool others_are_late(const struct catalogue *catalogue, const struct version *version)

@@ -16,12 +16,11 @@
 #include "agent/pulse/pulse.h"
 #include "os/os.h"
 
-#define SECOND_NS 1000000000
 #define LOOK_NS (SECOND_NS / 5)      /* however often something changes */
-#define TICK_NS ((int64_t)SECOND_NS) /* while time alone can change a verdict */
+#define TICK_NS SECOND_NS /* while time alone can change a verdict */
 #define STALE_FACTOR 3               /* of the most steps between two versions */
-#define SAY_FIRST_NS (60 * (int64_t)SECOND_NS)
-#define SAY_MOST_NS (3600 * (int64_t)SECOND_NS)
+#define SAY_FIRST_NS (60 * SECOND_NS)
+#define SAY_MOST_NS (3600 * SECOND_NS)
 
 static const char *const state_names[] = { "fine", "at risk", "broken" };
 

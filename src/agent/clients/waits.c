@@ -79,7 +79,7 @@ enum nebula_status wait_timeout(const struct version *version, struct nebula_err
 
 bool wait_others_are_silent(const struct catalogue *catalogue, const struct version *version)
 {
-        return version_open(version) && version->is_spread && os->now_ns() - world_heard_ns(version) >= (int64_t)catalogue->give_up_s * 1000000000;
+        return version_open(version) && version->is_spread && os->now_ns() - world_heard_ns(version) >= (int64_t)catalogue->give_up_s * SECOND_NS;
 }
 
 enum nebula_status wait_in_vain(const struct catalogue *catalogue, const struct version *version, struct nebula_error *error)

@@ -10,7 +10,7 @@
 #include "os/os.h"
 
 /* If storage answers later than this, a run that began after this one may have written there. The clock then distinguishes the two. */
-#define PROMPT_NS (INT64_C(30) * 1000000000)
+#define PROMPT_NS (30 * SECOND_NS)
 
 static struct ancestor *find(const struct job *job, const char *run)
 {

@@ -184,7 +184,7 @@ void commit_check(struct catalogue *catalogue, struct version *version)
 
 int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns)
 {
-        int64_t quiet_ns = (int64_t)catalogue->quiet_s * 1000000000, due = INT64_MAX;
+        int64_t quiet_ns = (int64_t)catalogue->quiet_s * SECOND_NS, due = INT64_MAX;
 
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 for (struct version *version = job->live; version; version = version->next_live) {

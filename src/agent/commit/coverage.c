@@ -5,11 +5,12 @@
 
 #include "agent/commit/coverage.h"
 #include "base/error.h"
+#include "os/os.h"
 #include "store/document.h"
 #include "store/manifest.h"
 #include "store/manifest_keys.h"
 
-#define CLOCK_SLACK_NS UINT64_C(10000000000) /* the largest accepted difference between the clocks of two nodes */
+#define CLOCK_SLACK_NS (10 * (uint64_t)SECOND_NS) /* the largest accepted difference between the clocks of two nodes */
 
 struct coverage_document {
         char name[ANNOUNCE_PATH_MAX];

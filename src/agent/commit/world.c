@@ -16,8 +16,8 @@
 #include "base/text.h"
 #include "os/os.h"
 
-#define POLL_FIRST_NS (5 * (int64_t)SECOND_NS / 1000)
-#define LIST_AFTER_NS ((int64_t)SECOND_NS)        /* a node that does not commit only looks to name the missing ranks */
+#define POLL_FIRST_NS (5 * SECOND_NS / 1000)
+#define LIST_AFTER_NS SECOND_NS        /* a node that does not commit only looks to name the missing ranks */
 
 static int64_t back_off(uint32_t count)
 {

@@ -10,9 +10,9 @@
 #include "os/os.h"
 #include "store/sweep.h"
 
-#define WANTED_POLL_NS (5 * (int64_t)SECOND_NS)   /* shortest pause between two looks for another node's wish that a version becomes durable */
-#define WANTED_LEAST_NS ((int64_t)SECOND_NS / 20)
-#define BEHIND_NS (5 * (int64_t)SECOND_NS)        /* how long a listing may be stale after a newer version is complete */
+#define WANTED_POLL_NS (5 * SECOND_NS)   /* shortest pause between two looks for another node's wish that a version becomes durable */
+#define WANTED_LEAST_NS (SECOND_NS / 20)
+#define BEHIND_NS (5 * SECOND_NS)        /* how long a listing may be stale after a newer version is complete */
 
 /* The newest complete version of the job that is younger than this one; NULL: none. */
 static const struct version *newer_complete(const struct version *version)

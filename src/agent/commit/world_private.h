@@ -15,8 +15,7 @@
 #include "agent/commit/world.h"
 #include "store/announce.h"
 
-#define SECOND_NS 1000000000
-#define WORLD_POLL_MOST_NS ((int64_t)SECOND_NS)
+#define WORLD_POLL_MOST_NS SECOND_NS
 
 /* world_end.c */
 /* Whether an open version can never be whole. It has then been failed. */

@@ -51,7 +51,7 @@ static bool waited_enough(const struct catalogue *catalogue, const struct job *j
 {
         struct lane *lane = job->lane;
 
-        if (os->now_ns() - since_ns <= (int64_t)catalogue->memory_wait_s * 1000000000)
+        if (os->now_ns() - since_ns <= (int64_t)catalogue->memory_wait_s * SECOND_NS)
                 return lane->waited_in_vain && !room_follows;
         if (!lane->waited_in_vain)
                 log_event(LOG_LEVEL_WARN, "waited for memory for %" PRIu64 " s in vain: further saves that find none fail at once "

@@ -7,7 +7,7 @@
 #include "agent/memory/memory.h"
 #include "os/os.h"
 
-#define LOOK_NS (INT64_C(2000000000)) /* the kernel computes the waits as often */
+#define LOOK_NS (2 * SECOND_NS) /* the kernel computes the waits as often */
 #define STALLED_MOST 100              /* per mille */
 #define LEFT_PART 16                  /* hardly any: less than that part of what the tier has */
 

@@ -233,7 +233,7 @@ void survival_log_adopt_all(struct catalogue *catalogue)
 static bool check_owners(struct catalogue *catalogue, struct version *version, bool *waiting)
 {
         /* The agent cannot see this trainer's process; its next request shows that it lives. */
-        int64_t unseen_ns = (int64_t)catalogue->give_up_s * 1000000000;
+        int64_t unseen_ns = (int64_t)catalogue->give_up_s * SECOND_NS;
 
         for (size_t i = 0; i < version->part_count && version_open(version); i++) {
                 const struct part *part = &version->parts[i];

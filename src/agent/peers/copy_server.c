@@ -14,7 +14,7 @@
 #include "os/os.h"
 #include "os/thread.h"
 
-#define COMPLAIN_NS 1000000000 /* a port scanner causes at most one line a second */
+#define COMPLAIN_NS SECOND_NS /* a port scanner causes at most one line a second */
 #define SLICE_MS 1000
 
 /* One line per second at most; the next one says how many were not written. */

@@ -18,7 +18,7 @@
 #include "sum/sum.h"
 
 #define SILENT_MAX 128                /* several times as many as the nodes of a job open at once: 16 ask at a time (copy_finder.c) */
-#define SILENT_NS INT64_C(2000000000) /* an agent speaks at once; the network needs less */
+#define SILENT_NS (2 * SECOND_NS) /* an agent speaks at once; the network needs less */
 #define UNPROVEN_MAX 32               /* threads; a handshake takes milliseconds */
 #define HANDSHAKE_NS INT64_C(100000000) /* for so long a handshake is not ended in favour of its own host's next one */
 #define EVENTS_AT_ONCE 64

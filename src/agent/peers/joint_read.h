@@ -16,9 +16,9 @@
 #include "store/store.h"
 
 #define JOINT_NODES 32
-#define JOINT_WAIT_NS INT64_C(2000000000)
-#define JOINT_KEPT_NS INT64_C(5000000000)
-#define JOINT_ALONE_NS INT64_C(60000000000) /* a node that was alone does not look for others again so soon */
+#define JOINT_WAIT_NS (2 * SECOND_NS)
+#define JOINT_KEPT_NS (5 * SECOND_NS)
+#define JOINT_ALONE_NS (60 * SECOND_NS) /* a node that was alone does not look for others again so soon */
 
 struct joint;
 struct replica;

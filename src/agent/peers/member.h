@@ -18,7 +18,7 @@
 #include "store/store.h"
 
 #define MEMBER_MAX 65536
-#define MEMBER_GONE_NS INT64_C(86400000000000)
+#define MEMBER_GONE_NS (86400 * SECOND_NS)
 
 struct member {
         char node[IPC_NAME_MAX], address[IPC_NAME_MAX];

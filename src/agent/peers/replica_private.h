@@ -15,8 +15,8 @@
 #include "agent/peers/replica.h"
 #include "agent/peers/secret.h"
 #include "os/lock.h"
+#include "os/os.h"
 
-#define SECOND_NS INT64_C(1000000000)
 #define ASKING_NS (10 * SECOND_NS)    /* all members together */
 
 /* The connection that sends one copy of each version of a job. */
@@ -82,7 +82,7 @@ struct peer_copies {
         size_t count;
         int64_t at_ns;
 };
-#define PEER_LISTING_NS INT64_C(2000000000)
+#define PEER_LISTING_NS (2 * SECOND_NS)
 /* Asks the members again if their answers are older than oldest_ns (INT64_MAX: never). peer_copies_lock held. */
 enum nebula_status peer_copies_get(struct replica *replica, struct job *job, int64_t oldest_ns, struct peer_copies **ret_peers, struct nebula_error *error);
 /* Whether the copy is of that version. */

@@ -277,7 +277,7 @@ enum nebula_status peer_tls_send(struct tls *tls, const void *data, size_t size,
 
         if (!size)
                 return NEBULA_OK;
-        tls->until_ns = os->now_ns() + INT64_C(20000000000); /* a write may have to read, if the peer updates its keys */
+        tls->until_ns = os->now_ns() + 20 * SECOND_NS; /* a write may have to read, if the peer updates its keys */
         ERR_clear_error();
         result = SSL_write_ex(tls->ssl, data, size, &sent);
         return result == 1 ? NEBULA_OK : failure(tls, result, "sending to the peer", error);

@@ -14,8 +14,8 @@
 #include "os/os.h"
 
 #define RETRY_FIRST_NS INT64_C(500000000)
-#define RETRY_MOST_NS INT64_C(30000000000)
-#define SEARCH_BEGINS_NS INT64_C(1000000000) /* a program that begins with a search has begun it by then */
+#define RETRY_MOST_NS (30 * SECOND_NS)
+#define SEARCH_BEGINS_NS SECOND_NS /* a program that begins with a search has begun it by then */
 
 static int64_t earlier(int64_t a, int64_t b)
 {

@@ -13,7 +13,6 @@
 #include "os/thread.h"
 #include "sum/sum.h"
 
-#define SECOND_NS 1000000000
 #define REST_MS 16 /* after a chunk of 4 MiB: at most 250 MiB/s */
 #define PIN_WAIT_MS 100
 

@@ -18,7 +18,6 @@
 #include "store/repair_object.h"
 #include "store/verify.h"
 
-#define SECOND_NS INT64_C(1000000000)
 
 /* A file of the version that memory has, too. */
 struct kept {

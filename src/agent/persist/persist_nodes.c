@@ -14,7 +14,6 @@
 #include "store/announce.h"
 #include "store/manifest_keys.h"
 
-#define SECOND_NS INT64_C(1000000000)
 
 /* Whether this node writes the manifest. If that node is gone, another one does. */
 static bool is_writer(const struct plan *plan)

@@ -53,8 +53,8 @@ bool persist_only_waits(const struct plan *plan);
 enum nebula_status persist_repeat(struct plan *plan, struct nebula_error *error);
 /* Call when the manifest of the plan's writer is in storage: adds it to the job. Only the writer of the manifest updates the hint. */
 void persist_conclude(struct plan *plan, bool is_writer);
-#define RESTS_PAUSE_NS (3600 * INT64_C(1000000000)) /* between two sweeps of documents that stay for a week */
-#define RETAIN_TURN_NS 1000000000 /* of removals; then a version that waits to be written goes first */
+#define RESTS_PAUSE_NS (3600 * SECOND_NS) /* between two sweeps of documents that stay for a week */
+#define RETAIN_TURN_NS SECOND_NS /* of removals; then a version that waits to be written goes first */
 /* The tags of the versions that no rule keeps, oldest first. */
 struct dropped {
         char (*tags)[256];

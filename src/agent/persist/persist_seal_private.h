@@ -23,7 +23,7 @@ struct sealing {
 
 /* The worker ends a write ahead if the trainer's copy stops for this time. If other versions wait for storage, it also ends it if the copy
  * is slow for this time. */
-#define AHEAD_PATIENCE_NS INT64_C(1000000000)
+#define AHEAD_PATIENCE_NS SECOND_NS
 #define AHEAD_LOOK_MS 100
 
 void *sealing_run(void *sealing); /* ends every feed, even if it fails */

@@ -183,7 +183,7 @@ static void sweep(struct catalogue *catalogue, struct job *job, struct store *st
         struct unfinished going = list_unfinished(catalogue, job);
         size_t removed = 0;
         bool is_first = !job->storage->rests_at_ns; /* each session that begins reads the list again */
-        enum nebula_status status = manifest_sweep_rest(store, rest, (int64_t)catalogue->sweep_age_s * 1000000000, is_first, goes_on, &going, &removed, &error);
+        enum nebula_status status = manifest_sweep_rest(store, rest, (int64_t)catalogue->sweep_age_s * SECOND_NS, is_first, goes_on, &going, &removed, &error);
 
         if (is_first)
                 job->storage->rests_at_ns = os->now_ns() + RESTS_PAUSE_NS;

@@ -33,7 +33,7 @@ uint32_t storage_mount_length(const struct job *job);
 void storage_adopt_mount(struct job *job, uint32_t mount_length);
 enum nebula_status storage_scan(struct catalogue *catalogue, struct job *job, struct nebula_error *error);
 /* The first scan of a run waits so long for a search, and takes no list that was begun longer ago. */
-#define STORAGE_SEARCH_NS (INT64_C(30) * 1000000000)
+#define STORAGE_SEARCH_NS (30 * SECOND_NS)
 /* When a search began to list the path. */
 struct search_begun {
         uint64_t asked; /* the job's scans_asked */

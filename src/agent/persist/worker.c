@@ -23,7 +23,6 @@
 #include "os/os.h"
 #include "os/thread.h"
 
-#define SECOND_NS 1000000000
 
 static int64_t earlier(int64_t a, int64_t b)
 {

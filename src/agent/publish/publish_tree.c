@@ -368,7 +368,7 @@ static bool is_pending(struct catalogue *catalogue, uint64_t id)
 
 void publish_sweep(struct catalogue *catalogue, const char *path)
 {
-        int64_t before_ns = os->wall_ns() - (int64_t)catalogue->sweep_age_s * 1000000000;
+        int64_t before_ns = os->wall_ns() - (int64_t)catalogue->sweep_age_s * SECOND_NS;
         char name[300], parent[PUBLISH_PATH_MAX], full[PUBLISH_PATH_MAX];
         struct os_stat stat;
         struct os_dir *dir;

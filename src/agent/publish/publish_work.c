@@ -12,7 +12,6 @@
 #include "store/manifest_load.h"
 #include "store/manifest_remove.h"
 
-#define SECOND_NS INT64_C(1000000000)
 #define RETRY_FIRST_NS (SECOND_NS / 4)
 #define RETRY_MOST_NS (30 * SECOND_NS)
 #define LISTED_MAX 1024 /* done requests kept per job, for looking up paths: some hundred KiB */

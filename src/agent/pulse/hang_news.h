@@ -26,7 +26,7 @@ struct hang_news {
 };
 
 /* Removes the documents that are so old. */
-#define HANG_NEWS_REST_NS (7 * 86400 * INT64_C(1000000000))
+#define HANG_NEWS_REST_NS (7 * 86400 * SECOND_NS)
 enum nebula_status hang_news_sweep(struct store *store, int64_t age_ns, struct nebula_error *error);
 enum nebula_status hang_news_tell(struct store *store, const struct hang_news *own, struct nebula_error *error);
 /*

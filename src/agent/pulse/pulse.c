@@ -13,7 +13,6 @@
 #include "os/os.h"
 #include "os/thread.h"
 
-#define SECOND_NS ((int64_t)1000000000)
 #define EVERY_MOST_NS SECOND_NS
 #define PARTS_OF_LIMIT 10 /* the agent looks so many times in the least limit */
 #define SIGNAL_KILL 9

@@ -22,7 +22,6 @@
 #include "store/record.h"
 #include "store/signature.h"
 
-#define SECOND_NS INT64_C(1000000000)
 /* So long a reader waits for another one that reads the file: this, and the time that the file takes at a slow rate. */
 #define READING_NS (120 * SECOND_NS)
 #define READING_BYTES_PER_S (4u << 20)

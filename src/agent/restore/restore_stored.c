@@ -17,7 +17,7 @@
 #define LOOKS_MAX 20 /* attempts, if each version that is found is removed before it can be checked */
 #define TRIES 4      /* of a search that fails, if memory has an answer */
 #define TRY_PAUSE_MS 100 /* doubles */
-#define PATIENCE_NS (INT64_C(60) * 1000000000)
+#define PATIENCE_NS (60 * SECOND_NS)
 
 enum nebula_status restore_check_files(struct store *store, const struct manifest *manifest, struct nebula_error *error)
 {

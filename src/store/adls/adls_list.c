@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "os/os.h"
 #include "store/adls/adls_private.h"
 
 #define PAGE_TEXT_MAX (64u << 20)
@@ -60,7 +61,7 @@ static enum nebula_status add(struct listing *listing, const json_t *path, struc
                 status = entry.is_prefix ? NEBULA_OK : broken(listing, error);
         else if (entry.key && !strncmp(entry.key, listing->prefix, strlen(listing->prefix)) && store_key_sound(entry.key)) {
                 if (!entry.is_prefix) {
-                        entry.time_ns = seconds * 1000000000;
+                        entry.time_ns = seconds * SECOND_NS;
                         object_etag_text(etag ? etag : "", &entry.stamp);
                 }
                 if (store_page_add(&listing->page, &entry))

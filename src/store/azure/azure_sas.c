@@ -36,7 +36,7 @@ bool azure_sas_is_past(const char *end)
         int day, year, hour, minute, second;
         static const char months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
 
-        http_date_format(os->wall_ns() / 1000000000, date);
+        http_date_format(os->wall_ns() / SECOND_NS, date);
         if (sscanf(date, "%*3s, %d %3s %d %d:%d:%d", &day, month, &year, &hour, &minute, &second) != 6)
                 return false;
         snprintf(now, sizeof now, "%04d-%02d-%02dT%02d:%02d:%02d", year % 10000, (int)(strstr(months, month) - months) / 3 + 1, day % 100,

@@ -75,7 +75,7 @@ static enum nebula_status sign_with_key(struct azure_signing *signing, struct ht
         char *text;
         bool done;
 
-        http_date_format(os->wall_ns() / 1000000000, date);
+        http_date_format(os->wall_ns() / SECOND_NS, date);
         text = azure_string_to_sign(azure->address.account, signing->path, signing->call, date);
         done = text && crypt_hmac_sha256(azure->credential.key, azure->credential.key_size, text, strlen(text), digest);
         free(text);

@@ -43,7 +43,7 @@ static bool sign(const struct azure_store *azure, const char *path, const char *
 
 static void make_expiry(char ret_expiry[EXPIRY_SIZE])
 {
-        time_t seconds = (time_t)(os->wall_ns() / 1000000000 + LIFE_S);
+        time_t seconds = (time_t)(os->wall_ns() / SECOND_NS + LIFE_S);
         struct tm tm;
 
         gmtime_r(&seconds, &tm);

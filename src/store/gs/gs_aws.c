@@ -117,7 +117,7 @@ static char *sign(const char *url, const char *region, const struct object_sigv4
                 error_set(error, NEBULA_INVALID, 0, "regional_cred_verification_url is not a URL");
                 return NULL;
         }
-        object_sigv4_time(os->wall_ns() / 1000000000, time);
+        object_sigv4_time(os->wall_ns() / SECOND_NS, time);
         headers[count++] = (struct http_header){ "host", parts.host };
         headers[count++] = (struct http_header){ sigv4.date_name, time };
         if (*key->session)

@@ -123,7 +123,7 @@ static char *read_program(const struct external *external, json_t *body, struct 
         const char *type = text_of(body, "token_type");
         const char *found = text_of(body, type && strstr(type, "saml2") ? "saml_response" : "id_token");
         bool is_good = json_integer_value(json_object_get(body, "version")) == 1 && json_is_true(json_object_get(body, "success")) &&
-                       (!until || json_integer_value(until) > os->wall_ns() / 1000000000);
+                       (!until || json_integer_value(until) > os->wall_ns() / SECOND_NS);
         char *subject = is_good && found && *found ? strdup(found) : NULL;
 
         object_forget_json(body);

@@ -15,7 +15,7 @@
 const char *object_skew(const struct http_response *response, char *text, size_t size)
 {
         const char *date = http_field(response, "date");
-        int64_t theirs, ours = os->wall_ns() / 1000000000;
+        int64_t theirs, ours = os->wall_ns() / SECOND_NS;
 
         *text = 0;
         if (date && http_date_parse(date, &theirs) && llabs(ours - theirs) > SKEW_S)

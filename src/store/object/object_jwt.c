@@ -40,7 +40,7 @@ static void add_json(struct buf *buf, json_t *object)
 
 static void add_claims(struct buf *buf, const struct object_jwt *jwt)
 {
-        json_int_t now_s = (json_int_t)(os->wall_ns() / 1000000000);
+        json_int_t now_s = (json_int_t)(os->wall_ns() / SECOND_NS);
 
         add_json(buf, json_pack("{s:s, s:s*, s:s}", "alg", "RS256", "kid", jwt->key_id, "typ", "JWT"));
         buf_add_byte(buf, '.');

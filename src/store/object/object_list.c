@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "os/os.h"
 #include "store/object/object.h"
 
 #define PAGE_TEXT_MAX (64u << 20) /* 5,000 entries with names of 1,024 characters and metadata stay far below */
@@ -108,7 +109,7 @@ static bool take_value(struct listing *listing, const struct xml_item *item)
         } else if (is(item, listing->names->time)) {
                 if (!http_date_parse(item->text, &seconds) && !http_date_parse_iso(item->text, &seconds))
                         return false;
-                entry->time_ns = seconds * 1000000000;
+                entry->time_ns = seconds * SECOND_NS;
         } else if (is(item, "ResourceType")) {
                 listing->is_directory = !strcmp(item->text, "directory");
         }

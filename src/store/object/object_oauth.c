@@ -39,7 +39,7 @@ static int64_t life_s(const json_t *body)
 {
         int64_t in_s = number_of(json_object_get(body, "expires_in")), on_s = number_of(json_object_get(body, "expires_on"));
 
-        return in_s > 0 ? in_s : on_s > 0 ? on_s - os->wall_ns() / 1000000000 : UNKNOWN_LIFE_S;
+        return in_s > 0 ? in_s : on_s > 0 ? on_s - os->wall_ns() / SECOND_NS : UNKNOWN_LIFE_S;
 }
 
 char *object_oauth_read(json_t *answer, const char *name, int64_t *ret_life_s)

@@ -58,7 +58,7 @@ enum nebula_status object_look(struct object_store *store, const char *key, stru
                 status = error_set(error, NEBULA_STORAGE, 0, "%s/%s: the answer does not say its size and time", store->store.root, key);
         if (!status) {
                 entry.size = strtoull(length, NULL, 10);
-                entry.time_ns = seconds * 1000000000;
+                entry.time_ns = seconds * SECOND_NS;
                 store->service->stamp(&response, &entry.stamp);
                 if (ret_id)
                         read_writer(store->service, &response, ret_id);
@@ -461,7 +461,7 @@ enum nebula_status object_clock(struct store *base, int64_t *ret_ns, struct nebu
         }
         date = is_its_own ? http_field(&response, "date") : NULL;
         if (date && http_date_parse(date, &seconds))
-                *ret_ns = seconds * 1000000000;
+                *ret_ns = seconds * SECOND_NS;
         else
                 status = error_set(error, NEBULA_STORAGE, 0, "%s does not give the time: the answer is %d", base->root, response.status);
         http_response_done(&response);

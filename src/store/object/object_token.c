@@ -154,8 +154,8 @@ static void replace(struct object_token *token, char *text, int64_t life)
         object_forget(token->text);
         token->text = text;
         token->serial++;
-        token->until_ns = now_ns + life * 1000000000;
-        token->renew_ns = now_ns + (life - early) * 1000000000;
+        token->until_ns = now_ns + life * SECOND_NS;
+        token->renew_ns = now_ns + (life - early) * SECOND_NS;
 }
 
 /* Lock held, but released during the fetch. */

@@ -34,7 +34,7 @@ static enum nebula_status sign(void *argument, bool was_refused, struct http_fie
         }
         size = strlen(text);
         s3_keys_split(text, &key);
-        status = object_sigv4_fields(&s3_sigv4, &key, signing->region, os->wall_ns() / 1000000000, signing->call, signing->url, signing->hash,
+        status = object_sigv4_fields(&s3_sigv4, &key, signing->region, os->wall_ns() / SECOND_NS, signing->call, signing->url, signing->hash,
                                      fields, error);
         object_forget_bytes(text, size);
         return status;

@@ -52,7 +52,7 @@ int64_t s3_life_of(const char *expiration)
 {
         int64_t seconds;
 
-        return expiration && http_date_parse_iso(expiration, &seconds) ? seconds - os->wall_ns() / 1000000000 : UNKNOWN_LIFE_S;
+        return expiration && http_date_parse_iso(expiration, &seconds) ? seconds - os->wall_ns() / SECOND_NS : UNKNOWN_LIFE_S;
 }
 
 /* Reads the keys from JSON: both services of the machine use the same names. */

@@ -54,7 +54,7 @@ static enum nebula_status sign(void *argument, bool was_refused, struct http_fie
                 return status;
         size = strlen(text);
         s3_keys_split(text, &key);
-        status = object_sigv4_fields(&sts_sigv4, &key, assuming->region, os->wall_ns() / 1000000000, asking->call, assuming->url, asking->hash,
+        status = object_sigv4_fields(&sts_sigv4, &key, assuming->region, os->wall_ns() / SECOND_NS, asking->call, assuming->url, asking->hash,
                                      fields, error);
         object_forget_bytes(text, size);
         return status;
@@ -192,7 +192,7 @@ static enum nebula_status read_login(const struct login *login, const struct htt
         const char *access = json_string_value(json_object_get(keys, "accessKeyId")), *secret = json_string_value(json_object_get(keys, "secretAccessKey"));
         char *text = access && secret ? s3_keys_text(access, secret, json_string_value(json_object_get(keys, "sessionToken"))) : NULL;
 
-        *ret_life_s = json_integer_value(json_object_get(keys, "expiration")) / 1000 - os->wall_ns() / 1000000000;
+        *ret_life_s = json_integer_value(json_object_get(keys, "expiration")) / 1000 - os->wall_ns() / SECOND_NS;
         json_incref(keys);
         object_forget_json(keys);
         json_decref(body);

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "os/os.h"
 #include "store/s3/s3_private.h"
 
 #define PAGE_TEXT_MAX (16u << 20)
@@ -57,7 +58,7 @@ static void take_time(struct page *page, int64_t *ret_ns, const char *text)
         int64_t seconds = 0;
 
         page->is_unsound = page->is_unsound || !http_date_parse_iso(text, &seconds);
-        *ret_ns = seconds * 1000000000;
+        *ret_ns = seconds * SECOND_NS;
 }
 
 /* One that these drivers cannot have begun has no key, and is left out. */
