@@ -128,6 +128,18 @@ assert config.actor_rollout_ref.actor.checkpoint.async_save is True
 assert type(build_checkpoint_callback(config)).__name__ == "NebulaCheckpointCallback"
 assert EngineRegistry.get_engine_cls("language_model", "fsdp2").__name__ == "NebulaFSDPEngineWithLMHead"
 """
+CHECK_VERL_WEIGHTS = """
+overrides = [word for line in example.splitlines() for word in shlex.split(line, comments=True)]
+import verl
+from hydra import compose, initialize_config_dir
+from verl.checkpoint_engine import CheckpointEngineRegistry
+from verl.utils.import_utils import import_external_libs
+with initialize_config_dir(os.path.dirname(verl.__file__) + "/trainer/config", version_base=None):
+    settings = compose("ppo_trainer", overrides).actor_rollout_ref.rollout.checkpoint_engine
+import_external_libs(settings.custom_backend_module)
+assert CheckpointEngineRegistry.get(settings.backend).__module__ == "nebulaml.integrations.verl_weights"
+assert settings.engine_kwargs[settings.backend].path.endswith("/weights")
+"""
 RAY = """
 import os
 os.environ["HOME"] = os.getcwd()  # Ray keeps a token there
@@ -173,6 +185,7 @@ AROUND = {
     ],
     "Megatron-Core": [("megatron", ONE_RANK + MEGATRON, "nm.flush_persistence(); assert (folder / '.metadata').exists()")],
     "verl": [("verl", VERL, CHECK_VERL)],
+    "verl's weights for rollouts": [("verl", VERL, CHECK_VERL_WEIGHTS)],
     "Ray Train": [("ray", RAY, CHECK_RAY)],
     "HDF5 and netCDF": [("hdf5", HDF5, "assert (plate == before).all() and field.identical(copy)")],
     "Data": [("torchdata", MODEL + DATA, 'assert manager.restore({"data": loader}).step == 1')],
