@@ -19,7 +19,7 @@
 #   make bench-peers  against every other engine that runs on CPUs, each in an environment of its own
 #   make bench-gpu    of tensors on a GPU, where there is one
 #   make bench-stores  transfers to an object store on this machine, beside other clients, and jobs that persist to one
-#   make bench-scale  a job of many nodes on one machine: how soon versions are committed, durable, replicated, and found after a loss; and what a save costs beside many versions
+#   make bench-scale  a job of many nodes on one machine: how soon versions are committed, durable, replicated, and found after a loss; and what a save costs beside many versions, files and jobs
 #   make bench-publish  how soon followers have the weights that a trainer publishes
 #   make bench-jax  saves and loads of JAX's arrays, beside Orbax
 #   make bench-mpi  a mini-app of MPI, beside VELOC and SCR
@@ -143,7 +143,7 @@ bench-scale: package
 	@$(BIN)/python -m bench.nodes --nodes 16 --ranks 8 --replicas 1 --lose 2
 	@[[ -f build/build.ninja ]] || scripts/build.sh build
 	@ninja -C build --quiet tests/unit/cli/make_version
-	@$(BIN)/python -m bench.versions
+	@$(BIN)/python -m bench.growth $(ARGS)
 
 bench-frameworks: package $(patsubst %,.envs/%/.ready,$(SHORT_FRAMEWORKS))
 	@$(BIN)/python -m bench.frameworks $(ARGS)
