@@ -1,6 +1,7 @@
-"""Writers for DLIO's checkpoint workload: Nebula, and DLIO's own with what its settings leave out. bench/mlperf.py names them to DLIO.
+"""Writers for DLIO's checkpoint workload: Nebula, and torch.save. bench/mlperf.py names them to DLIO.
 
-DLIO saves the same values again and again. Here they change after each save, as in training, while DLIO waits for the next one.
+The writers of the suite make their bytes while they write. These have tensors of the same sizes in memory, as a trainer has. The values change
+after each save, as in training, while DLIO waits for the next one.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ from typing import Any
 import nebulaml as nm
 import torch
 from dlio_benchmark.checkpointing.base_checkpointing import BaseCheckpointing
-from dlio_benchmark.checkpointing.pytorch_checkpointing import PyTorchCheckpointing
+from dlio_benchmark.checkpointing.pytorch_checkpointing import PyTorchCheckpointing, get_torch_datatype
 from dlio_benchmark.utils.utility import DLIOMPI
 
 
-class Changing(PyTorchCheckpointing):
-    _made: Changing | None = None
+class InMemory(PyTorchCheckpointing):
+    _made: InMemory | None = None
 
     @classmethod
-    def get_instance(cls) -> Changing:
+    def get_instance(cls) -> InMemory:
         cls._made = cls._made or cls()
         return cls._made
+
+    def get_tensor_core(self, length: int, datatype: str = "int8", randomize: bool = True) -> torch.Tensor:
+        return torch.rand(length, dtype=get_torch_datatype(datatype))
 
     def save_checkpoint(self, epoch: int, step_number: int) -> None:
         BaseCheckpointing.save_checkpoint(self, epoch, step_number)
@@ -40,14 +44,18 @@ class Changing(PyTorchCheckpointing):
         change(self.optimization_state)
 
 
-class Stock(Changing):
-    """DLIO's writer for PyTorch. It ignores `fsync: True` of the workload, so this one syncs if BENCH_SYNC is 1."""
-
+class TorchSave(InMemory):
     def save_state(self, suffix: str, state: Any, fsync: bool = False) -> None:
-        super().save_state(suffix, state, fsync=os.environ["BENCH_SYNC"] == "1")
+        with open(self.get_name(suffix), "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def load_state(self, suffix: str, state: Any) -> None:
+        assert len(torch.load(self.get_name(suffix))) == len(state)
 
 
-class Nebula(Changing):
+class Nebula(InMemory):
     """BENCH_STATE: the state of the checkpoint at which a save returns. BENCH_STORAGE: the storage path."""
 
     def __init__(self) -> None:
@@ -72,7 +80,7 @@ class Nebula(Changing):
         tag, _, name = suffix.partition("/")
         found = nm.get_checkpoint(tag)
         assert found is not None
-        assert len(found.load(name + ".pt")) > 0
+        assert len(found.load(name + ".pt")) == len(state)
 
     def finalize(self) -> None:
         nm.flush_persistence()

@@ -10,6 +10,9 @@
  *                     filler.start(address of the image, its size in bytes, [offset of each storage]) begins, during the
  *                     call. filler.finish() returns when the bytes are written; it is called after the call has returned
  *                     if filler.overlap is true. Both may raise.
+ *
+ * save_constants(name, ranges, constant, on_failure) is a save_ranges whose ranges with the numbers in `constant` never change. They are
+ * copied after the call has returned, without the GIL.
  */
 #include "module.h"
 #include "ranges.h"
@@ -17,6 +20,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <string.h>
 
 struct checkpoint {
         PyObject_HEAD
@@ -80,6 +84,8 @@ struct kept {
         struct ranges *storages;
         PyObject *on_failure, *filler;
         PyObject *interruption; /* an exception of the filler that is not an Exception, such as KeyboardInterrupt; or NULL */
+        char *image;            /* of constant ranges, from here on */
+        uint64_t *offsets;      /* of all ranges; or NULL */
 };
 
 static void kept_free(struct kept *kept)
@@ -88,6 +94,7 @@ static void kept_free(struct kept *kept)
         Py_DECREF(kept->on_failure);
         Py_DECREF(kept->filler);
         Py_XDECREF(kept->interruption);
+        PyMem_RawFree(kept->offsets);
         PyMem_RawFree(kept);
 }
 
@@ -190,6 +197,35 @@ static enum nebula_status kept_filled(void *argument, struct nebula_error *ret_e
         return status;
 }
 
+/* Called inside a save. An earlier image may be that of an agent that has died. */
+static enum nebula_status constants_fill(void *argument, void *image, uint64_t image_bytes, const uint64_t *offsets,
+                                         struct nebula_error *ret_error)
+{
+        struct kept *kept = argument;
+        size_t bytes = kept->storages->count * sizeof *offsets;
+
+        if (!kept->offsets && !(kept->offsets = PyMem_RawMalloc(bytes))) {
+                if (ret_error)
+                        *ret_error = (struct nebula_error){ .status = NEBULA_NO_MEMORY, .message = "no memory for the places of the ranges" };
+                return NEBULA_NO_MEMORY;
+        }
+        memcpy(kept->offsets, offsets, bytes);
+        kept->image = image;
+        return NEBULA_OK;
+}
+
+/* Called on a thread of the session, if there is one: it copies while the program goes on. */
+static enum nebula_status constants_filled(void *argument, struct nebula_error *ret_error)
+{
+        struct kept *kept = argument;
+        struct ranges *ranges = kept->storages;
+
+        for (size_t i = 0; i < ranges->count; i++)
+                if (ranges->sources[i].device == RANGES_CONSTANT)
+                        memcpy(kept->image + kept->offsets[i], ranges->sources[i].address, ranges->ranges[i].size);
+        return NEBULA_OK;
+}
+
 static struct kept *kept_new(struct ranges *storages, PyObject *on_failure, PyObject *filler)
 {
         struct kept *kept = PyMem_RawCalloc(1, sizeof *kept);
@@ -219,9 +255,10 @@ static bool take_filler(PyObject *filler, struct nebula_keep *keep)
         return !PyErr_Occurred();
 }
 
-/* Saves the ranges of `storages`: with a pickle as its storages, without one as consecutive bytes. Takes no reference. */
+/* Saves the ranges of `storages`: with a pickle as its storages, without one as consecutive bytes. Takes no reference.
+ * has_constant: some ranges are constant, and there is no filler. */
 static PyObject *save_kept(PyObject *self, const char *name, const Py_buffer *pickle, struct ranges *storages,
-                           PyObject *on_failure, const Py_buffer *unprotectable, PyObject *filler)
+                           PyObject *on_failure, const Py_buffer *unprotectable, PyObject *filler, bool has_constant)
 {
         struct nebula_keep keep = { .release = kept_release, .is_unprotectable = unprotectable->buf };
         struct nebula_error error = { 0 };
@@ -232,7 +269,14 @@ static PyObject *save_kept(PyObject *self, const char *name, const Py_buffer *pi
                 PyErr_SetString(PyExc_ValueError, "unprotectable must have a byte for each storage");
                 return NULL;
         }
-        kept = take_filler(filler, &keep) ? kept_new(storages, on_failure, filler) : NULL;
+        if (has_constant) {
+                keep.fill = constants_fill;
+                keep.filled = constants_filled;
+                keep.may_overlap = 1;
+        } else if (!take_filler(filler, &keep)) {
+                return NULL;
+        }
+        kept = kept_new(storages, on_failure, filler);
         if (!kept)
                 return NULL;
         keep.argument = kept;
@@ -263,7 +307,7 @@ static PyObject *checkpoint_save_pickle(PyObject *self, PyObject *arguments)
         if (!PyArg_ParseTuple(arguments, "sy*O!|Oz*O", &name, &pickle, ranges_type, &storages, &on_failure, &unprotectable,
                               &filler))
                 return NULL;
-        result = save_kept(self, name, &pickle, (struct ranges *)storages, on_failure, &unprotectable, filler);
+        result = save_kept(self, name, &pickle, (struct ranges *)storages, on_failure, &unprotectable, filler, false);
         if (unprotectable.obj)
                 PyBuffer_Release(&unprotectable);
         PyBuffer_Release(&pickle);
@@ -299,10 +343,21 @@ static PyObject *checkpoint_save_ranges(PyObject *self, PyObject *arguments)
 
         if (!PyArg_ParseTuple(arguments, "sO!|Oz*O", &name, ranges_type, &parts, &on_failure, &unprotectable, &filler))
                 return NULL;
-        result = save_kept(self, name, NULL, (struct ranges *)parts, on_failure, &unprotectable, filler);
+        result = save_kept(self, name, NULL, (struct ranges *)parts, on_failure, &unprotectable, filler, false);
         if (unprotectable.obj)
                 PyBuffer_Release(&unprotectable);
         return result;
+}
+
+static PyObject *checkpoint_save_constants(PyObject *self, PyObject *arguments)
+{
+        PyObject *parts, *constant, *on_failure;
+        const char *name;
+
+        if (!PyArg_ParseTuple(arguments, "sO!O!O", &name, ranges_type, &parts, &PyList_Type, &constant, &on_failure) ||
+            !ranges_set_constant((struct ranges *)parts, constant))
+                return NULL;
+        return save_kept(self, name, NULL, (struct ranges *)parts, on_failure, &(Py_buffer){ 0 }, Py_None, true);
 }
 
 static PyObject *checkpoint_publish(PyObject *self, PyObject *arguments)
@@ -455,6 +510,8 @@ static PyMethodDef checkpoint_methods[] = {
         { "save_pickle", checkpoint_save_pickle, METH_VARARGS, "save_pickle(name, pickle, Ranges, on_failure, unprotectable, filler)" },
         { "save_bytes", checkpoint_save_bytes, METH_VARARGS, "save_bytes(name, data)" },
         { "save_ranges", checkpoint_save_ranges, METH_VARARGS, "save_ranges(name, Ranges, on_failure, unprotectable, filler): consecutive bytes" },
+        { "save_constants", checkpoint_save_constants, METH_VARARGS,
+          "save_constants(name, Ranges, constant, on_failure): consecutive bytes; the ranges with these numbers never change" },
         { "publish", checkpoint_publish, METH_VARARGS, "publish(name or None, path, staging or None)" },
         { "commit", checkpoint_commit, METH_NOARGS, "Closes this rank's part." },
         { "fail", checkpoint_fail, METH_O, "fail(reason): gives this checkpoint up." },

@@ -143,6 +143,27 @@ static PyObject *ranges_put_on(PyObject *object, PyObject *arguments)
         Py_RETURN_NONE;
 }
 
+bool ranges_set_constant(struct ranges *self, PyObject *numbers)
+{
+        if (!may_change(self))
+                return false;
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(numbers); i++) {
+                size_t index = PyLong_AsSize_t(PyList_GET_ITEM(numbers, i));
+
+                if (PyErr_Occurred())
+                        return false;
+                if (index >= self->count || self->sources[index].device != RANGES_HOST) {
+                        PyErr_SetString(PyExc_IndexError, "there is no such range on the host");
+                        return false;
+                }
+                if (self->ranges[index].size == 0)
+                        continue;
+                self->sources[index] = (struct range_source){ RANGES_CONSTANT, self->ranges[index].data };
+                self->ranges[index].data = NULL;
+        }
+        return true;
+}
+
 /* For a small number of devices. */
 static PyObject *ranges_devices(PyObject *object, PyObject *unused)
 {

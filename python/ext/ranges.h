@@ -20,6 +20,7 @@
 #include "nebula.h"
 
 #define RANGES_HOST -1 /* as a device's number */
+#define RANGES_CONSTANT -2 /* as a device's number: on the host, and nothing writes there; copied after the save */
 
 struct range_source {
         int device;
@@ -42,6 +43,8 @@ int ranges_add_type(PyObject *module);
 struct ranges *ranges_new(void);
 /* Takes a reference to `owner`; false with a Python error. */
 bool ranges_add(struct ranges *ranges, int device, const void *address, uint64_t size, PyObject *owner);
+/* Makes the ranges with the numbers in this list constant, unless they are empty; false with a Python error. */
+bool ranges_set_constant(struct ranges *ranges, PyObject *numbers);
 /* The address of a range, on the host or on a device. */
 static inline const void *ranges_address(const struct ranges *ranges, size_t index)
 {

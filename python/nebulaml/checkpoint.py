@@ -8,7 +8,7 @@ import numbers
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -201,20 +201,21 @@ class Checkpoint(version.Version):
             lost = functools.partial(self._lost, name, self._newest[name])
             self._open_for_save().save_pickle(name, taken.pickle, taken.storages, lost, taken.unprotectable, taken.filler)
 
-    def _save_constants(self, name: str, parts: Any, constant: Sequence[int], copied: Callable[[Any], Any]) -> bool:
+    def _save_constants(self, name: str, parts: Any, constant: list[int], copied: Callable[[Any], Any]) -> bool:
         """Does save_bytes() for parts of which those with the numbers ``constant`` never change: the call waits for no copy of them.
 
         copied: gives the bytes of a part that has none itself.
         """
         ranges = buffers.ranges(parts, name, copied)
-        return self._attempt(name, self._save_ranges, (ranges, buffers.Copies(ranges, constant)))
 
-    def _save_ranges(self, name: str, taken: tuple[_nebula.Ranges, bool | buffers.Copies]) -> None:
+        def save(name: str, constant: list[int]) -> None:
+            self._open_for_save().save_constants(name, ranges, constant, functools.partial(self._lost, name, self._newest[name]))
+
+        return self._attempt(name, save, constant)
+
+    def _save_ranges(self, name: str, taken: tuple[_nebula.Ranges, bool]) -> None:
         ranges, overlap = taken
         lost = functools.partial(self._lost, name, self._newest[name])
-        if isinstance(overlap, buffers.Copies):
-            self._open_for_save().save_ranges(name, ranges, lost, None, overlap)
-            return
         if not sys.modules.get("torch"):  # nothing lies on a device that torch knows, and no memory is pinned
             self._open_for_save().save_ranges(name, ranges, lost)
             return

@@ -53,6 +53,8 @@ _BUFFERS = {f"{kind}{bits}" for kind, most in (("int", 8), ("uint", 8), ("float"
 }  # dtypes of which a JAX array on the host gives its own bytes, unless it has another layout  # fmt: skip
 _MOST_KNOWN = 1 << 14  # shardings of a shape, and paths, of which the next save need not think again
 _KNOWN_KEYS = (str, int, bool, type(None))  # equal ones of one type have one text: (1,) and (True,) have two
+_NAMED_KEYS = (jax.tree_util.GetAttrKey, jax.tree_util.SequenceKey)  # equal ones have one text
+_DICT_KEY = jax.tree_util.DictKey  # and equal ones of these, if their keys are text
 _NUMBERS = ("bool", "int", "float", "complex")  # each holds those before it
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = {dict: dict, collections.OrderedDict: dict, collections.defaultdict: dict, list: list, tuple: list}  # and namedtuples, as dicts
@@ -289,16 +291,20 @@ def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
 
 def _path(keys: tuple[Any, ...]) -> str:
     """Returns the path of a leaf as JSON: each step with its kind, so that 1 and "1" differ."""
-    kinds = tuple((type(key), type(getattr(key, "key", None))) for key in keys)
+    kinds = None
+    for key in keys:
+        if type(key) not in _NAMED_KEYS and (type(key) is not _DICT_KEY or type(key.key) is not str):
+            kinds = tuple((type(key), type(getattr(key, "key", None))) for key in keys)
+            break
     try:
-        return _known_path(keys, kinds) if all(kind in _KNOWN_KEYS for _, kind in kinds) else _json_path(keys)
+        return _known_path(keys, kinds) if kinds is None or all(kind in _KNOWN_KEYS for _, kind in kinds) else _json_path(keys)
     except TypeError:  # a key that has no hash
         return _json_path(keys)
 
 
 @functools.lru_cache(_MOST_KNOWN)
-def _known_path(keys: tuple[Any, ...], types: tuple[Any, ...]) -> str:
-    """types: of the keys, because 1 equals True and 1.0. They are a part of what is remembered."""
+def _known_path(keys: tuple[Any, ...], types: tuple[Any, ...] | None) -> str:
+    """types: of the keys, because 1 equals True and 1.0. They are a part of what is remembered. None: names and numbers of items alone."""
     return _json_path(keys)
 
 

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import subprocess
+import types
 
 import fork_server
 import nebulaml as nm
@@ -22,10 +23,10 @@ from nebulaml.weights import shards
 from nebulaml.weights.publication import About, tag_of
 from ports import held_port
 from safetensors.torch import load_file
-from torch.distributed.tensor.placement_types import Shard, _StridedShard
 from trainers import IMPORTS
 from waiting import until
 
+strided = pytest.mark.skipif(not hasattr(shards._kinds(), "_StridedShard"), reason="torch 2.4 has no state dict of FSDP2 over tensor parallelism")
 KILLS, SEED = int(os.environ.get("NEBULA_TEST_KILLS", "2")), int(os.environ.get("NEBULA_TEST_SEED", "1"))  # a test has no such variables
 
 RANK = """
@@ -38,8 +39,12 @@ from nebulaml.dcp import NebulaStorageReader, NebulaStorageWriter
 from nebulaml.errors import NebulaUnavailable
 from nebulaml.weights import shards
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+try:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+except ImportError:  # torch 2.4
+    from torch.distributed._composable.fsdp import fully_shard
+    from torch.distributed._tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 storage, kind, out = sys.argv[1:4]
@@ -71,6 +76,8 @@ elif kind == "fsdp2":
     fully_shard(weights, mesh=mesh)
     tensors = lambda: weights.state_dict()
 else:
+    if kind == "slices":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))["tensor"]
     made = {"columns": torch.randn(30, 50), "middle": torch.randn(4, 6, 5), "same": torch.randn(7), "plain": torch.randn(3)}
     placed = {"columns": Shard(1), "middle": Shard(1), "same": Replicate()}
     weights = {name: distribute_tensor(t, mesh, [placed[name]]) if name in placed else t for name, t in made.items()}
@@ -372,6 +379,17 @@ def test_columns_and_copies_of_tensors_are_put_together(place, follower, out):
         job.kill()
 
 
+def test_of_slices_of_a_mesh_that_have_the_same_tensors_one_publishes(place, follower, out):
+    job = Job(place, out, "slices", 4)
+    try:
+        for step in (1, 2):
+            assert job.ask("publish", step) == [True] * 4
+            assert exact(follower.prepare(60), out)
+    finally:
+        job.kill()
+
+
+@strided
 def test_shards_of_fsdp2_and_tensor_parallelism_are_put_together_and_so_they_are_in_a_checkpoint(place, follower, out, tmp_path):
     """On a mesh of 2 x 2 ranks. FSDP2 divides the rows that tensor parallelism has left, so a rank has none that belong together."""
     job = Job(place, out, "2d", 4)
@@ -480,6 +498,13 @@ def test_dtensors_without_a_process_group_are_refused(place):
             publisher.publish(1)
 
 
+def test_a_dimension_that_is_divided_twice_is_refused_if_torch_does_not_say_in_which_order(monkeypatch):
+    kinds = shards._kinds()
+    monkeypatch.setattr(shards, "_kinds", lambda: types.SimpleNamespace(Shard=kinds.Shard, Replicate=kinds.Replicate))  # as torch 2.4
+    with pytest.raises(NebulaConfigError, match="full_tensor"):
+        shards._local("w", types.SimpleNamespace(placements=(kinds.Shard(0), kinds.Shard(0))), 0)
+
+
 PARTS = [  # the sizes of the whole, and the ranges of a rank in each dimension
     ((6, 4), [[(3, 2)], [(0, 4)]]),
     ((4, 6), [[(0, 4)], [(3, 2)]]),
@@ -501,10 +526,12 @@ def test_the_pieces_of_a_shard_are_its_elements_in_the_whole(whole, ranges):
     assert found == list(enumerate(local.flatten().tolist()))
 
 
+@strided
 @pytest.mark.parametrize("size", [1, 3, 8, 9, 24, 47])
 @pytest.mark.parametrize(("data", "tensor"), [(2, 2), (4, 2), (3, 4)])
 def test_the_rows_of_a_rank_are_those_that_fsdp2_and_tensor_parallelism_give_it_or_its_shard_is_refused(size, data, tensor):
-    placements = (_StridedShard(0, split_factor=tensor), Shard(0))
+    kinds = shards._kinds()
+    placements = (kinds._StridedShard(0, split_factor=tensor), kinds.Shard(0))
     for first, second in itertools.product(range(data), range(tensor)):
         wanted = shards._chunks(shards._chunks(torch.arange(size), tensor)[second], data)[first].tolist()  # as both divide their tensors
         (ranges,) = shards._ranges((size,), (data, tensor), (first, second), placements)

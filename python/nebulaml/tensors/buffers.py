@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import _thread
-import ctypes
-import os
-import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from .. import _nebula
 from ..errors import NebulaConfigError
 
-__all__ = ["Capture", "Copies", "append", "is_buffer", "listed", "ranges"]
+__all__ = ["Capture", "append", "is_buffer", "listed", "ranges"]
 
-PIECE_BYTES = 8 << 20  # that are copied at once
-_PIECE = struct.Struct("=QQQ")  # to, from, bytes
-_MOST = (1 << 64) - 1
 _SAVE_OBJECTS = "save it with Checkpoint.save()"
 
 
@@ -79,42 +72,3 @@ def type_name(obj: Any) -> str:
     """Returns the name of the object's type with its module."""
     kind = type(obj)
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-class Copies:
-    """The copies of parts that never change, for _nebula's save: a thread makes them after the save has returned."""
-
-    overlap = True
-
-    def __init__(self, found: _nebula.Ranges, constant: Sequence[int]) -> None:
-        self._ranges = found
-        self._copied: Any = None  # a lock that the thread holds
-        self._process = 0  # which has the thread
-        for index in constant:
-            address, size, _ = found[index]
-            if size:
-                found.put_on(0, index, address)
-
-    def start(self, image: int, size: int, offsets: list[int]) -> None:
-        self.finish()  # of an earlier agent's image
-        pieces = self._ranges.pieces(0, image, offsets, 1, _MOST, PIECE_BYTES)
-        self._copied, self._process = _thread.allocate_lock(), os.getpid()
-        self._copied.acquire()
-        try:
-            _thread.start_new_thread(_copy, (pieces, self._copied))  # a threading.Thread would wait until it runs
-        except RuntimeError:  # there is none to be had
-            _copy(pieces, self._copied)
-
-    def finish(self) -> None:
-        """Waits until every byte is in the image."""
-        if self._copied is not None and self._process == os.getpid():  # a forked child does not have the thread
-            with self._copied:
-                pass
-
-
-def _copy(pieces: bytes, copied: Any) -> None:
-    try:
-        for to, source, size in _PIECE.iter_unpack(pieces):
-            ctypes.memmove(to, source, size)
-    finally:
-        copied.release()

@@ -150,16 +150,18 @@ def _local(name: str, value: Any, rank: int) -> tuple[Any, _Ranges] | None:
     """Returns what this rank publishes of a tensor: its local tensor, and the part of the whole one that this is. None: nothing."""
     if not hasattr(value, "placements"):
         return (value.detach(), [[(0, size)] for size in value.shape]) if rank == 0 and value.numel() else None
-    from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
-
-    placements = tuple(value.placements)
-    if any(type(placement) not in (Replicate, Shard, _StridedShard) for placement in placements):
+    kinds, placements = _kinds(), tuple(value.placements)
+    if any(type(placement) not in (kinds.Replicate, kinds.Shard, getattr(kinds, "_StridedShard", None)) for placement in placements):
         raise NebulaConfigError(f"{name!r} is placed as {placements}: Publisher takes Shard and Replicate, so publish its full_tensor()")
+    divided = [placement.dim for placement in placements if type(placement) is kinds.Shard]
+    if len(set(divided)) < len(divided) and not hasattr(kinds, "_StridedShard"):
+        why = "torch 2.4 does not say which mesh dimension was the first to divide one of its dimensions"
+        raise NebulaConfigError(f"{name!r} is placed as {placements}, and {why}: publish its full_tensor(), or use torch 2.5 or newer")
     mesh = value.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None or not _is_first(mesh):
         return None  # another rank publishes it
-    if any(at and type(placement) is Replicate for at, placement in zip(coordinate, placements, strict=True)):
+    if any(at and type(placement) is kinds.Replicate for at, placement in zip(coordinate, placements, strict=True)):
         return None  # and here, too
     ranges = _ranges(tuple(value.shape), tuple(mesh.shape), tuple(coordinate), placements)
     local = value.detach().to_local()
@@ -167,6 +169,15 @@ def _local(name: str, value: Any, rank: int) -> tuple[Any, _Ranges] | None:
     if shape is None or (tuple(local.shape) != shape and math.prod(shape) + local.numel() > 0):
         raise NebulaConfigError(f"the shard of {name!r} on this rank is not what its placement {placements} says: publish its full_tensor()")
     return (local.contiguous(), ranges) if local.numel() else None
+
+
+def _kinds() -> Any:
+    """Returns torch's module of placements."""
+    try:
+        from torch.distributed.tensor import placement_types
+    except ImportError:  # torch 2.4
+        from torch.distributed._tensor import placement_types
+    return placement_types
 
 
 def _is_first(mesh: Any) -> bool:
@@ -192,11 +203,11 @@ def _ranges(shape: tuple[int, ...], mesh: tuple[int, ...], coordinate: tuple[int
     later. None: torch itself would divide it in another way, as older versions do if the sizes are uneven.
     """
     import torch
-    from torch.distributed.tensor.placement_types import Replicate
 
+    replicate = _kinds().Replicate
     indices = [torch.arange(size) for size in shape]
     for placement, ranks_along, at in zip(placements, mesh, coordinate, strict=True):
-        if type(placement) is Replicate:
+        if type(placement) is replicate:
             continue
         index = indices[placement.dim]
         own = torch.cat([_chunks(chunk, ranks_along)[at] for chunk in _chunks(index, getattr(placement, "split_factor", 1))])
