@@ -176,6 +176,7 @@ soak: package
 	@$(BIN)/python tests/campaign/soak.py $(ARGS)
 partition: package
 	@$(BIN)/python tests/campaign/partition.py $(ARGS)
+	@$(BIN)/python tests/campaign/read_once.py
 mutants: setup-test
 	@$(BIN)/python tests/mutation/mutate.py $(ARGS)
 
