@@ -130,6 +130,16 @@ def test_the_publications_of_the_last_run_stay_until_the_next_run_has_made_a_sec
     assert len(list(place.storage.glob("publication-*"))) == 4
 
 
+def test_a_publication_is_durable_before_a_follower_shows_it(place, tmp_path, monkeypatch):
+    monkeypatch.setenv("NEBULA_STORE_MBPS", "1")  # storage takes 0.4 s for a whole one
+    state = weights()
+    with nm.Subscriber(place.storage, tmp_path / "engine", poll=0.2) as follower, nm.Publisher(state, place.storage, full_every=1) as publisher:
+        for step in (1, 2, 3):
+            publisher.publish(step)
+            version = follower.prepare(60)
+            assert version.step == step and numbers(place)[-1] == version.number and same(version.tensors(), state)
+
+
 def test_a_timeout_of_0_looks_once(place, follower):
     assert follower.prepare(0) is None
     with nm.Publisher(weights(), place.storage) as publisher:

@@ -244,8 +244,7 @@ class Subscriber:
                     about = About.read(found.metadata)
                     if about is not None and about.number > self._newest:
                         found, about = self._greatest(found, about)
-                        found.wait("durable", left)
-                        return self._stage(found, about)
+                        return self._stage(found, about, left)
             except (NebulaError, OSError) as failure:  # it may have been replaced, or storage is away, or the directory is full
                 self._report(failure)
                 time.sleep(min(self._poll, 0.2 if left is None else left))
@@ -275,7 +274,8 @@ class Subscriber:
 
     # -- staging
 
-    def _stage(self, found: Checkpoint, about: About) -> Published:
+    def _stage(self, found: Checkpoint, about: About, timeout: float | None) -> Published:
+        """Stages a publication while it becomes durable, and waits for that. If that fails, the sums decide what the slot is good for."""
         slot = next(slot for slot in self._slots if slot is not self._current)
         other = next(other for other in self._slots if other is not slot)
         before = self._bytes
@@ -285,6 +285,7 @@ class Subscriber:
         else:
             self._stage_whole(slot, other, found, about)
         slot.about = about
+        found.wait("durable", timeout)
         self._newest, self._staged = about.number, slot
         have = other.about.number if other.about is not None and other.about.first == about.first else about.number
         self._deltas = {key: data for key, data in self._deltas.items() if key[0] > have}
