@@ -20,7 +20,7 @@
 #   make bench-gpu    of tensors on a GPU, where there is one
 #   make bench-stores  transfers to an object store on this machine, beside other clients, and jobs that persist to one
 #   make bench-scale  a job of many nodes on one machine: how soon versions are committed, durable, replicated, and found after a loss; and what a save costs beside many versions, files and jobs
-#   make bench-publish  how soon followers have the weights that a trainer publishes
+#   make bench-publish  how soon followers have the weights that a trainer publishes, beside other projects; they come from PyPI and GitHub
 #   make bench-jax  saves and loads of JAX's arrays, beside Orbax
 #   make bench-mpi  a mini-app of MPI, beside VELOC and SCR
 #   make bench-mlperf  the checkpoint workload of MLPerf Storage, beside its own writers
@@ -121,6 +121,7 @@ bench-stores: package
 	@$(BIN)/python -m bench.stores $(if $(QUICK),--quick) $(ARGS)
 
 bench-publish: package
+	@scripts/peers.sh torch-checkpointing torchstore stitch checkpoint-engine
 	@$(BIN)/python -m bench.publish $(ARGS)
 
 bench-jax: package .envs/jax/.ready
@@ -176,6 +177,7 @@ soak: package
 	@$(BIN)/python tests/campaign/soak.py $(ARGS)
 partition: package
 	@$(BIN)/python tests/campaign/partition.py $(ARGS)
+	@$(BIN)/python tests/campaign/read_once.py
 mutants: setup-test
 	@$(BIN)/python tests/mutation/mutate.py $(ARGS)
 

@@ -1,11 +1,9 @@
 #include "delta/delta_block.h"
 
 #include <string.h>
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
 
-#define WORDS (DELTA_BLOCK / 64)
+#include "delta/delta_lanes.h"
+
 #define SKIP 255 /* a gap of so many elements without a change after them */
 
 /* A block's encoding begins with its form. */
@@ -23,8 +21,9 @@ enum plane {
 };
 
 struct changes {
-        uint64_t bits[WORDS]; /* a bit per element */
+        uint64_t bits[DELTA_WORDS]; /* a bit per element */
         size_t count;
+        uint8_t values[4 * DELTA_BLOCK + DELTA_SLACK]; /* the XOR of each changed element */
 };
 
 static size_t bytes_of_bits(size_t bits)
@@ -32,92 +31,28 @@ static size_t bytes_of_bits(size_t bits)
         return (bits + 7) / 8;
 }
 
-static uint64_t compare_slowly(const uint8_t *a, const uint8_t *b, size_t count, uint32_t width)
+static const struct delta_lanes *best(void)
 {
-        uint64_t bits = 0;
+        const struct delta_lanes *lanes = delta_avx512();
 
-        for (size_t i = 0; i < count; i++)
-                bits |= (uint64_t)(memcmp(a + i * width, b + i * width, width) != 0) << i;
-        return bits;
+        return lanes ? lanes : &delta_portable;
 }
 
-#ifdef __SSE2__
-static __m128i load(const uint8_t *at)
+/* Writes how the changes lie. Returns the bytes of it. */
+static size_t find_gaps(const struct changes *changes, size_t words, uint8_t *gaps)
 {
-        return _mm_loadu_si128((const __m128i *)at);
-}
+        size_t used = 0, before = 0;
 
-/* The comparison of 16 elements of two bytes, a byte each. */
-static __m128i equal_16(const uint8_t *a, const uint8_t *b)
-{
-        return _mm_packs_epi16(_mm_cmpeq_epi16(load(a), load(b)), _mm_cmpeq_epi16(load(a + 16), load(b + 16)));
-}
-
-static __m128i equal_32(const uint8_t *a, const uint8_t *b)
-{
-        return _mm_packs_epi16(_mm_packs_epi32(_mm_cmpeq_epi32(load(a), load(b)), _mm_cmpeq_epi32(load(a + 16), load(b + 16))),
-                               _mm_packs_epi32(_mm_cmpeq_epi32(load(a + 32), load(b + 32)), _mm_cmpeq_epi32(load(a + 48), load(b + 48))));
-}
-
-/* A bit for each of 64 elements, set if it has changed. */
-static uint64_t compare_64(const uint8_t *a, const uint8_t *b, uint32_t width)
-{
-        uint64_t equal = 0;
-
-        for (int i = 0; i < 4; i++) {
-                size_t at = (size_t)i * 16 * width;
-                __m128i same = width == 1 ? _mm_cmpeq_epi8(load(a + at), load(b + at)) : width == 2 ? equal_16(a + at, b + at) : equal_32(a + at, b + at);
-
-                equal |= (uint64_t)(uint32_t)_mm_movemask_epi8(same) << (i * 16);
-        }
-        return ~equal;
-}
-#else
-static uint64_t compare_64(const uint8_t *a, const uint8_t *b, uint32_t width)
-{
-        return memcmp(a, b, 64 * width) ? compare_slowly(a, b, 64, width) : 0;
-}
-#endif
-
-static void find_changes(const uint8_t *base, const uint8_t *next, size_t count, uint32_t width, struct changes *changes)
-{
-        size_t whole = count / 64, rest = count % 64;
-
-        memset(changes, 0, sizeof *changes);
-        for (size_t i = 0; i < whole; i++)
-                changes->bits[i] = compare_64(base + i * 64 * width, next + i * 64 * width, width);
-        if (rest)
-                changes->bits[whole] = compare_slowly(base + whole * 64 * width, next + whole * 64 * width, rest, width);
-        for (size_t i = 0; i < whole + (rest != 0); i++)
-                changes->count += (size_t)__builtin_popcountll(changes->bits[i]);
-}
-
-/* The XOR of each changed element, one plane of bytes after the other. Returns in `gaps` how the changes lie. */
-static size_t gather(const uint8_t *base, const uint8_t *next, uint32_t width, const struct changes *changes, uint8_t *planes, uint8_t *gaps)
-{
-        size_t used = 0, before = 0, n = 0;
-
-        for (size_t i = 0; i < WORDS; i++)
-                for (uint64_t bits = changes->bits[i]; bits; bits &= bits - 1, n++) {
+        for (size_t i = 0; i < words; i++)
+                for (uint64_t bits = changes->bits[i]; bits; bits &= bits - 1) {
                         size_t at = i * 64 + (size_t)__builtin_ctzll(bits), gap = at - before;
 
                         for (; gap >= SKIP; gap -= SKIP)
                                 gaps[used++] = SKIP;
                         gaps[used++] = (uint8_t)gap;
                         before = at + 1;
-                        for (uint32_t plane = 0; plane < width; plane++)
-                                planes[plane * DELTA_BLOCK + n] = base[at * width + plane] ^ next[at * width + plane];
                 }
         return used;
-}
-
-static size_t count_nonzero(const uint8_t *bytes, size_t count)
-{
-        size_t result = 0;
-
-        for (size_t i = 0; i < count; i++)
-                result += bytes[i] != 0;
-        return result;
 }
 
 static enum plane choose_plane(size_t nonzero, size_t count)
@@ -139,21 +74,30 @@ static uint8_t *put_16(uint8_t *out, size_t value)
         return out;
 }
 
-static uint8_t *put_sparse(uint8_t *out, const uint8_t *planes, const uint8_t *gaps, size_t gap_bytes, size_t count, uint32_t width)
+static uint8_t *put_sparse(uint8_t *out, const struct changes *changes, const uint8_t *gaps, size_t gap_bytes, uint32_t width)
 {
-        out = put_16(put_16(out, count), gap_bytes);
+        out = put_16(put_16(out, changes->count), gap_bytes);
         memcpy(out, gaps, gap_bytes);
-        out += gap_bytes;
-        for (size_t i = 0; i < count; i++)
-                for (uint32_t plane = 0; plane < width; plane++)
-                        *out++ = planes[plane * DELTA_BLOCK + i];
-        return out;
+        memcpy(out + gap_bytes, changes->values, changes->count * width);
+        return out + gap_bytes + changes->count * width;
 }
 
-static uint8_t *put_plane(uint8_t *out, const uint8_t *bytes, size_t nonzero, size_t count)
+static uint8_t *put_bits(uint8_t *out, const uint64_t *bits, size_t count)
 {
-        enum plane mode = choose_plane(nonzero, count);
-        uint8_t *bits;
+        memcpy(out, bits, bytes_of_bits(count)); /* as everywhere, the machine is little-endian */
+        return out + bytes_of_bits(count);
+}
+
+/* A plane, and its bytes that are not 0. */
+struct plane_bytes {
+        uint64_t bits[DELTA_WORDS];
+        uint8_t packed[DELTA_BLOCK + DELTA_SLACK];
+        size_t nonzero;
+};
+
+static uint8_t *put_plane(uint8_t *out, const uint8_t *bytes, const struct plane_bytes *plane, size_t count)
+{
+        enum plane mode = choose_plane(plane->nonzero, count);
 
         *out++ = (uint8_t)mode;
         if (mode == PLANE_FULL) {
@@ -162,55 +106,63 @@ static uint8_t *put_plane(uint8_t *out, const uint8_t *bytes, size_t nonzero, si
         }
         if (mode == PLANE_ZERO)
                 return out;
-        bits = out;
-        out += bytes_of_bits(count);
-        memset(bits, 0, bytes_of_bits(count));
-        for (size_t i = 0; i < count; i++)
-                if (bytes[i]) {
-                        bits[i / 8] |= (uint8_t)(1 << i % 8);
-                        *out++ = bytes[i];
-                }
-        return out;
+        out = put_bits(out, plane->bits, count);
+        memcpy(out, plane->packed, plane->nonzero);
+        return out + plane->nonzero;
 }
 
-static uint8_t *put_planes(uint8_t *out, const struct changes *changes, const uint8_t *planes, const size_t *nonzero, size_t count, uint32_t width)
+/* Returns the end of the planes; NULL: they take as many bytes as the elements, or more. */
+static uint8_t *put_planes(const struct delta_lanes *lanes, uint8_t *out, const struct changes *changes, size_t count, uint32_t width, size_t most)
 {
-        for (size_t i = 0; i < bytes_of_bits(count); i++)
-                *out++ = (uint8_t)(changes->bits[i / 8] >> i % 8 * 8);
-        for (uint32_t plane = 0; plane < width; plane++)
-                out = put_plane(out, planes + plane * DELTA_BLOCK, nonzero[plane], changes->count);
-        return out;
+        uint8_t planes[4 * DELTA_BLOCK + DELTA_SLACK];
+        struct plane_bytes plane;
+        size_t size = bytes_of_bits(count);
+        uint8_t *end = put_bits(out, changes->bits, count);
+
+        lanes->split(changes->values, changes->count, width, planes);
+        for (uint32_t i = 0; i < width; i++) {
+                plane.nonzero = lanes->pack(planes + i * DELTA_BLOCK, changes->count, plane.bits, plane.packed);
+                size += plane_size(plane.nonzero, changes->count);
+                if (size >= most)
+                        return NULL;
+                end = put_plane(end, planes + i * DELTA_BLOCK, &plane, changes->count);
+        }
+        return end;
 }
 
-size_t delta_block_make(const uint8_t *base, const uint8_t *next, size_t count, uint32_t width, uint8_t *out)
+size_t delta_block_make_with(const struct delta_lanes *lanes, const uint8_t *base, const uint8_t *next, size_t count, uint32_t width, uint8_t *out)
 {
-        uint8_t planes[4 * DELTA_BLOCK], gaps[DELTA_BLOCK + DELTA_BLOCK / SKIP + 1], *at = out + 1;
-        size_t nonzero[4], gap_bytes, sparse, full = bytes_of_bits(count);
+        uint8_t gaps[DELTA_BLOCK + DELTA_BLOCK / SKIP + 1], *end;
+        size_t gap_bytes = 0, sparse = SIZE_MAX, most = count * width;
         struct changes changes;
 
-        find_changes(base, next, count, width, &changes);
+        changes.count = lanes->gather(base, next, count, width, changes.bits, changes.values);
         if (!changes.count) {
                 *out = FORM_EQUAL;
                 return 1;
         }
-        gap_bytes = gather(base, next, width, &changes, planes, gaps);
-        for (uint32_t plane = 0; plane < width; plane++) {
-                nonzero[plane] = count_nonzero(planes + plane * DELTA_BLOCK, changes.count);
-                full += plane_size(nonzero[plane], changes.count);
+        if (changes.count < bytes_of_bits(count)) { /* else a bit per element takes no more than the gaps */
+                gap_bytes = find_gaps(&changes, (count + 63) / 64, gaps);
+                sparse = 4 + gap_bytes + changes.count * width;
         }
-        sparse = 4 + gap_bytes + changes.count * width;
-        if (sparse <= full && sparse < count * width) {
+        *out = FORM_PLANES;
+        end = NULL;
+        if (sparse > bytes_of_bits(count) + width + changes.count) /* planes have a byte for each change, or more */
+                end = put_planes(lanes, out + 1, &changes, count, width, sparse < most ? sparse : most);
+        if (!end && sparse < most) {
                 *out = FORM_SPARSE;
-                at = put_sparse(at, planes, gaps, gap_bytes, changes.count, width);
-        } else if (full < count * width) {
-                *out = FORM_PLANES;
-                at = put_planes(at, &changes, planes, nonzero, count, width);
-        } else {
+                end = put_sparse(out + 1, &changes, gaps, gap_bytes, width);
+        } else if (!end) {
                 *out = FORM_RAW;
-                memcpy(at, next, count * width);
-                at += count * width;
+                memcpy(out + 1, next, most);
+                end = out + 1 + most;
         }
-        return (size_t)(at - out);
+        return (size_t)(end - out);
+}
+
+size_t delta_block_make(const uint8_t *base, const uint8_t *next, size_t count, uint32_t width, uint8_t *out)
+{
+        return delta_block_make_with(best(), base, next, count, width, out);
 }
 
 /* Takes `size` bytes; NULL: there are not so many. */
@@ -224,16 +176,10 @@ static const uint8_t *take(const uint8_t **in, const uint8_t *end, size_t size)
         return taken;
 }
 
-static bool apply_sparse(uint8_t *state, size_t count, uint32_t width, const uint8_t **in, const uint8_t *end)
+static inline bool apply_gaps(uint8_t *state, size_t count, uint32_t width, const uint8_t *gaps, size_t gap_bytes, const uint8_t *values, size_t changes)
 {
-        const uint8_t *sizes = take(in, end, 4), *gaps, *values;
-        size_t changes = sizes ? (size_t)sizes[0] | (size_t)sizes[1] << 8 : 0, gap_bytes = sizes ? (size_t)sizes[2] | (size_t)sizes[3] << 8 : 0;
         size_t at = 0, n = 0;
 
-        gaps = sizes ? take(in, end, gap_bytes) : NULL;
-        values = gaps ? take(in, end, changes * width) : NULL;
-        if (!values)
-                return false;
         for (size_t i = 0; i < gap_bytes; i++) {
                 at += gaps[i];
                 if (gaps[i] == SKIP)
@@ -248,59 +194,78 @@ static bool apply_sparse(uint8_t *state, size_t count, uint32_t width, const uin
         return n == changes;
 }
 
+static bool apply_sparse(uint8_t *state, size_t count, uint32_t width, const uint8_t **in, const uint8_t *end)
+{
+        const uint8_t *sizes = take(in, end, 4), *gaps, *values;
+        size_t changes = sizes ? (size_t)sizes[0] | (size_t)sizes[1] << 8 : 0, gap_bytes = sizes ? (size_t)sizes[2] | (size_t)sizes[3] << 8 : 0;
+
+        gaps = sizes ? take(in, end, gap_bytes) : NULL;
+        values = gaps ? take(in, end, changes * width) : NULL;
+        if (!values)
+                return false;
+        return width == 1 ? apply_gaps(state, count, 1, gaps, gap_bytes, values, changes) :
+               width == 2 ? apply_gaps(state, count, 2, gaps, gap_bytes, values, changes) :
+                            apply_gaps(state, count, 4, gaps, gap_bytes, values, changes);
+}
+
+/* Reads a bit for each of `count` elements. Returns how many are set; SIZE_MAX: they are damaged. */
+static size_t take_bits(const uint8_t **in, const uint8_t *end, size_t count, uint64_t *bits)
+{
+        const uint8_t *from = take(in, end, bytes_of_bits(count));
+        size_t set = 0;
+
+        if (!from)
+                return SIZE_MAX;
+        memset(bits, 0, (count + 63) / 64 * sizeof *bits);
+        memcpy(bits, from, bytes_of_bits(count));
+        if (count % 64 && bits[count / 64] >> count % 64)
+                return SIZE_MAX;
+        for (size_t i = 0; i < (count + 63) / 64; i++)
+                set += (size_t)__builtin_popcountll(bits[i]);
+        return set;
+}
+
 /* Reads a plane of `count` bytes. */
-static bool read_plane(uint8_t *bytes, size_t count, const uint8_t **in, const uint8_t *end)
+static bool read_plane(const struct delta_lanes *lanes, uint8_t *bytes, size_t count, const uint8_t **in, const uint8_t *end)
 {
         const uint8_t *mode = take(in, end, 1), *from;
-        size_t nonzero = 0;
+        uint64_t bits[DELTA_WORDS];
+        size_t nonzero;
 
         if (!mode || *mode > PLANE_SPARSE)
                 return false;
-        memset(bytes, 0, count);
-        if (*mode == PLANE_ZERO)
+        if (*mode == PLANE_ZERO) {
+                memset(bytes, 0, count);
                 return true;
-        from = take(in, end, *mode == PLANE_FULL ? count : bytes_of_bits(count));
+        }
+        nonzero = *mode == PLANE_SPARSE ? take_bits(in, end, count, bits) : count;
+        from = nonzero == SIZE_MAX ? NULL : take(in, end, nonzero);
         if (!from)
                 return false;
-        if (*mode == PLANE_FULL) {
+        if (*mode == PLANE_FULL)
                 memcpy(bytes, from, count);
-                return true;
-        }
-        for (size_t i = 0; i < count; i++) {
-                if (!(from[i / 8] >> i % 8 & 1))
-                        continue;
-                if ((size_t)(end - *in) <= nonzero)
-                        return false;
-                bytes[i] = (*in)[nonzero++];
-        }
-        *in += nonzero;
+        else
+                lanes->unpack(from, count, bits, bytes);
         return true;
 }
 
-static bool apply_planes(uint8_t *state, size_t count, uint32_t width, const uint8_t **in, const uint8_t *end)
+static bool apply_planes(const struct delta_lanes *lanes, uint8_t *state, size_t count, uint32_t width, const uint8_t **in, const uint8_t *end)
 {
-        uint8_t planes[4 * DELTA_BLOCK];
-        const uint8_t *bits = take(in, end, bytes_of_bits(count));
-        size_t changes = 0, n = 0;
+        uint8_t planes[4 * DELTA_BLOCK + DELTA_SLACK], values[4 * DELTA_BLOCK + DELTA_SLACK];
+        uint64_t bits[DELTA_WORDS];
+        size_t changes = take_bits(in, end, count, bits);
 
-        if (!bits || (count % 8 && bits[count / 8] >> count % 8))
+        if (changes == SIZE_MAX)
                 return false;
-        for (size_t i = 0; i < bytes_of_bits(count); i++)
-                changes += (size_t)__builtin_popcount(bits[i]);
         for (uint32_t plane = 0; plane < width; plane++)
-                if (!read_plane(planes + plane * DELTA_BLOCK, changes, in, end))
+                if (!read_plane(lanes, planes + plane * DELTA_BLOCK, changes, in, end))
                         return false;
-        for (size_t i = 0; i < bytes_of_bits(count); i++)
-                for (unsigned rest = bits[i]; rest; rest &= rest - 1, n++) {
-                        uint8_t *element = state + (i * 8 + (size_t)__builtin_ctz(rest)) * width;
-
-                        for (uint32_t plane = 0; plane < width; plane++)
-                                element[plane] ^= planes[plane * DELTA_BLOCK + n];
-                }
+        lanes->join(planes, changes, width, values);
+        lanes->spread(state, count, width, bits, values);
         return true;
 }
 
-bool delta_block_apply(uint8_t *state, size_t count, uint32_t width, const uint8_t **in, const uint8_t *end)
+bool delta_block_apply_with(const struct delta_lanes *lanes, uint8_t *state, size_t count, uint32_t width, const uint8_t **in, const uint8_t *end)
 {
         const uint8_t *form = take(in, end, 1), *values;
 
@@ -309,9 +274,14 @@ bool delta_block_apply(uint8_t *state, size_t count, uint32_t width, const uint8
         if (*form == FORM_SPARSE)
                 return apply_sparse(state, count, width, in, end);
         if (*form == FORM_PLANES)
-                return apply_planes(state, count, width, in, end);
+                return apply_planes(lanes, state, count, width, in, end);
         values = *form == FORM_RAW ? take(in, end, count * width) : NULL;
         if (values)
                 memcpy(state, values, count * width);
         return *form == FORM_EQUAL || values;
+}
+
+bool delta_block_apply(uint8_t *state, size_t count, uint32_t width, const uint8_t **in, const uint8_t *end)
+{
+        return delta_block_apply_with(best(), state, count, width, in, end);
 }

@@ -31,7 +31,8 @@ static uint32_t find(void)
                 return found;
         found |= (b & bit_AVX2 ? CPU_AVX2 : 0) | (c & (1u << 10) ? CPU_VPCLMULQDQ : 0);
         if ((saved & ZMM_STATE) == ZMM_STATE)
-                found |= (b & bit_AVX512F ? CPU_AVX512F : 0) | (b & bit_AVX512VL ? CPU_AVX512VL : 0);
+                found |= (b & bit_AVX512F ? CPU_AVX512F : 0) | (b & bit_AVX512VL ? CPU_AVX512VL : 0) | (b & bit_AVX512BW ? CPU_AVX512BW : 0) |
+                         (c & (1u << 6) ? CPU_AVX512VBMI2 : 0);
         return found;
 }
 

@@ -18,6 +18,8 @@ enum cpu_feature {
         CPU_AVX512VL = 1 << 6,
         CPU_ARM_PMULL = 1 << 7,
         CPU_ARM_CRC32 = 1 << 8,
+        CPU_AVX512BW = 1 << 9,
+        CPU_AVX512VBMI2 = 1 << 10,
 };
 
 /* Whether all of `features` are there. */

@@ -62,8 +62,10 @@ class Node:
             "RANK": str(number), "WORLD_SIZE": str(NODES), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
         }  # fmt: skip
 
+    prefix = ""  # of each trainer's code
+
     def start(self, code: str, *arguments: object) -> fork_server.Trainer:
-        text = IMPORTS + "import os, sys\n" + code
+        text = IMPORTS + "import os, sys\n" + self.prefix + code
         return fork_server.start(text, *arguments, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=self.place)
 
     def agent(self) -> dict:

@@ -130,6 +130,16 @@ def test_the_publications_of_the_last_run_stay_until_the_next_run_has_made_a_sec
     assert len(list(place.storage.glob("publication-*"))) == 4
 
 
+def test_a_publication_is_durable_before_a_follower_shows_it(place, tmp_path, monkeypatch):
+    monkeypatch.setenv("NEBULA_STORE_MBPS", "1")  # storage takes 0.4 s for a whole one
+    state = weights()
+    with nm.Subscriber(place.storage, tmp_path / "engine", poll=0.2) as follower, nm.Publisher(state, place.storage, full_every=1) as publisher:
+        for step in (1, 2, 3):
+            publisher.publish(step)
+            version = follower.prepare(60)
+            assert version.step == step and numbers(place)[-1] == version.number and same(version.tensors(), state)
+
+
 def test_a_timeout_of_0_looks_once(place, follower):
     assert follower.prepare(0) is None
     with nm.Publisher(weights(), place.storage) as publisher:
@@ -255,10 +265,14 @@ def numbers(place) -> list[int]:
     return sorted(number_of(path.parents[1].name) for path in place.storage.glob("publication-*/.nebula/manifest-*.json"))
 
 
-def test_the_maker_of_a_run_that_was_killed_and_the_next_run_on_another_node_take_different_numbers(place, follower):
+# fault: as test_random_deaths_never_give_wrong_weights_and_never_go_back
+def test_the_maker_of_a_run_that_was_killed_and_the_next_run_on_another_node_take_different_numbers(place, follower, tmp_path):
+    """Followers that look after the older one has completed its last publication have that of the next run, too."""
+    busy, late = (nm.Subscriber(place.storage, tmp_path / name, poll=0.2) for name in ("busy", "late"))
     old = Trainer(place)
     old.publish(1)
     first = follower.prepare(60)
+    assert busy.prepare(60).number == first.number
     os.kill(old.maker, signal.SIGSTOP)
     old.publish(2)
     old.kill()
@@ -269,6 +283,11 @@ def test_the_maker_of_a_run_that_was_killed_and_the_next_run_on_another_node_tak
     os.kill(old.maker, signal.SIGCONT)  # it completes its last publication
     until(lambda: len(numbers(place)) == 3, 60, "three publications with a number each")
     assert numbers(place) == [first.number, first.number + 1, version.number]
+    for subscriber in (busy, late):
+        with subscriber:
+            found = subscriber.prepare(60)
+            assert found.number == version.number and torch.equal(found.tensors()["w"], values)
+            assert subscriber.prepare(0) is None
     values = new.publish(11)
     version = follower.prepare(60)
     assert version.step == 11 and torch.equal(version.tensors()["w"], values)

@@ -285,6 +285,6 @@ if __name__ == "__main__":
         {
             "GS_ACCESS_KEY_ID": ACCESS,
             "GS_SECRET_ACCESS_KEY": SECRET,
-            "STORAGE_EMULATOR_HOST": "http://127.0.0.1:{port}",
+            "STORAGE_EMULATOR_HOST": "http://{address}:{port}",
         },
     )

@@ -134,9 +134,10 @@ class Server(ThreadingHTTPServer):
 
 
 def run_beside(handler: type[Handler], environment: dict[str, str]) -> None:
-    """Runs the command of sys.argv with the environment, in which {port} is the server's, and ends with its exit code."""
-    server = Server(("127.0.0.1", 0), handler)
+    """Runs the command of sys.argv with the environment, in which {address} and {port} are the server's, and ends with its exit code."""
+    address = os.environ.get("NEBULA_TEST_ADDRESS", "127.0.0.1")
+    server = Server((address, 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     port = server.server_address[1]
-    added = {name: value.format(port=port) for name, value in environment.items()}
+    added = {name: value.format(address=address, port=port) for name, value in environment.items()}
     sys.exit(subprocess.run(sys.argv[1:], env=os.environ | added).returncode)

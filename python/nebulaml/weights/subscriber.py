@@ -19,8 +19,21 @@ from typing import Any, NamedTuple
 from .. import _nebula
 from ..checkpoint import Checkpoint
 from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError
-from ..reader import Reader
-from .publication import DELTA, EXTRA, HEAD, PARTS, WEIGHTS, About, Layout, of_rank, size_of, tag_of, tensors_of
+from ..reader import LOADABLE, Reader
+from .publication import (
+    DELTA,
+    EXTRA,
+    HEAD,
+    PARTS,
+    WEIGHTS,
+    About,
+    Layout,
+    number_of,
+    of_rank,
+    size_of,
+    tag_of,
+    tensors_of,
+)
 
 __all__ = ["Published", "Subscriber"]
 
@@ -230,13 +243,26 @@ class Subscriber:
                 for found in self._reader.follow(poll=self._poll, timeout=left):
                     about = About.read(found.metadata)
                     if about is not None and about.number > self._newest:
-                        found.wait("durable", left)
-                        return self._stage(found, about)
+                        found, about = self._greatest(found, about)
+                        return self._stage(found, about, left)
             except (NebulaError, OSError) as failure:  # it may have been replaced, or storage is away, or the directory is full
                 self._report(failure)
                 time.sleep(min(self._poll, 0.2 if left is None else left))
             if deadline is not None and time.monotonic() >= deadline:
                 return None
+
+    def _greatest(self, found: Checkpoint, about: About) -> tuple[Checkpoint, About]:
+        """Returns the publication with the greatest number.
+
+        It is not always the newest checkpoint: the background process of a trainer that has died may complete its last publication after
+        the first one of the next run.
+        """
+        number = max((number_of(row.tag) or 0 for row in self._reader.versions() if row.state in LOADABLE), default=0)
+        later = self._reader.get(tag_of(number)) if number > about.number else None
+        theirs = About.read(later.metadata) if later is not None else None
+        if later is None or theirs is None or theirs.number != number:  # it was removed, or it is no publication
+            return found, about
+        return later, theirs
 
     def _report(self, failure: Exception) -> None:
         """Logs a trouble, and the same one again ever more rarely."""
@@ -248,7 +274,8 @@ class Subscriber:
 
     # -- staging
 
-    def _stage(self, found: Checkpoint, about: About) -> Published:
+    def _stage(self, found: Checkpoint, about: About, timeout: float | None) -> Published:
+        """Stages a publication while it becomes durable, and waits for that. If that fails, the sums decide what the slot is good for."""
         slot = next(slot for slot in self._slots if slot is not self._current)
         other = next(other for other in self._slots if other is not slot)
         before = self._bytes
@@ -258,6 +285,7 @@ class Subscriber:
         else:
             self._stage_whole(slot, other, found, about)
         slot.about = about
+        found.wait("durable", timeout)
         self._newest, self._staged = about.number, slot
         have = other.about.number if other.about is not None and other.about.first == about.first else about.number
         self._deltas = {key: data for key, data in self._deltas.items() if key[0] > have}

@@ -4,6 +4,7 @@
 
 #include "delta/delta.h"
 #include "delta/delta_block.h"
+#include "delta/delta_lanes.h"
 #include "sum/sum.h"
 #include "tap.h"
 
@@ -77,6 +78,35 @@ static void a_delta_gives_the_exact_state_for_each_width_and_density(void)
                                 CHECK(!apply(pair.base, &sum, delta, size, NULL));
                                 CHECK(!memcmp(pair.base, pair.next, STATE) && sum == delta_state_sum(pair.parts, pair.count));
                                 free(delta);
+                                pair_done(&pair);
+                        }
+}
+
+/* Blocks of all lengths around those of the loops: the encoding is the same on all processors, and either applies it. */
+static void both_kinds_of_loops_encode_a_block_the_same_and_apply_it_exactly(void)
+{
+        static const double percents[] = { 0, 0.1, 1, 10, 14, 50, 100 };
+        const struct delta_lanes *fast = delta_avx512() ? delta_avx512() : &delta_portable;
+
+        for (size_t i = 0; i < sizeof percents / sizeof *percents; i++)
+                for (uint32_t width = 1; width <= 4; width *= 2)
+                        for (size_t round = 0; round < 16; round++) {
+                                struct pair pair = make_pair(width, percents[i], round % 2);
+                                size_t count = round < 10 ? 1 + draw() % 200 : DELTA_BLOCK - draw() % 3 * 31, at = pair.parts[3].from;
+                                uint8_t one[DELTA_BLOCK_MOST], other[DELTA_BLOCK_MOST];
+                                size_t size = delta_block_make_with(&delta_portable, pair.base + at, pair.next + at, count, width, one);
+
+                                REQUIRE(delta_block_make_with(fast, pair.base + at, pair.next + at, count, width, other) == size);
+                                REQUIRE(!memcmp(one, other, size));
+                                for (int k = 0; k < 2; k++) {
+                                        uint8_t *state = malloc(count * width);
+                                        const uint8_t *in = one;
+
+                                        memcpy(state, pair.base + at, count * width);
+                                        CHECK(delta_block_apply_with(k ? fast : &delta_portable, state, count, width, &in, one + size));
+                                        CHECK(in == one + size && !memcmp(state, pair.next + at, count * width));
+                                        free(state);
+                                }
                                 pair_done(&pair);
                         }
 }
@@ -324,7 +354,8 @@ static void parts_that_overlap_or_differ_within_a_chain_are_refused(void)
         chain_done(&chain);
 }
 
-TAP_MAIN(TEST(a_delta_gives_the_exact_state_for_each_width_and_density), TEST(a_delta_of_few_changes_is_small),
+TAP_MAIN(TEST(a_delta_gives_the_exact_state_for_each_width_and_density),
+                TEST(both_kinds_of_loops_encode_a_block_the_same_and_apply_it_exactly), TEST(a_delta_of_few_changes_is_small),
          TEST(a_delta_beyond_its_limit_is_not_made_and_the_sums_are_right), TEST(a_delta_is_refused_by_another_state_and_changes_nothing),
          TEST(a_state_that_was_damaged_is_found_also_where_the_delta_changes_nothing),
          TEST(each_changed_byte_of_a_delta_and_each_cut_is_found), TEST(one_call_applies_many_deltas),
