@@ -242,7 +242,7 @@ static void forget_lanes(struct catalogue *catalogue)
 
                 while (job && job->lane != lane)
                         job = job->next;
-                if (job || lane->is_running) {
+                if (job || lane->is_running || lane->is_mending) {
                         link = &lane->next;
                         continue;
                 }

@@ -18,6 +18,7 @@ struct lane {
         struct lane *next;
         struct catalogue *catalogue;
         bool is_running;
+        bool is_mending;     /* a thread compares versions with storage (persist/mend.h) */
         bool waited_in_vain; /* a save of its jobs waited for memory until its time limit, and no version has become durable there since */
 };
 /* A rule for the versions that stay in storage (store/order.h). */

@@ -304,9 +304,6 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
         if (!version)
                 version = due_next(catalogue, lane, true, now, due);
         for (struct job *job = catalogue->jobs; job && !version; job = job->next)
-                if (job->lane == lane && mend_work(catalogue, job, now, due))
-                        return true;
-        for (struct job *job = catalogue->jobs; job && !version; job = job->next)
                 if (job->lane == lane && retain(catalogue, job, now, due))
                         return true;
         if (!version)
@@ -321,7 +318,7 @@ void worker_run(struct catalogue *catalogue, struct job *job)
         int64_t due = INT64_MAX;
 
         catalogue_lock(catalogue);
-        while (work_once(catalogue, job->lane, os->now_ns(), &due))
+        while (work_once(catalogue, job->lane, os->now_ns(), &due) || mend_work(catalogue, job->lane, os->now_ns(), &due))
                 ;
         catalogue_unlock(catalogue);
 }
@@ -358,6 +355,7 @@ static void *lane_main(void *argument)
                 for (struct job *job = catalogue->draining ? catalogue->jobs : NULL; job; job = job->next)
                         if (job->lane == lane)
                                 due_want(job);
+                mend_start(catalogue, lane, now, &due);
                 if (work_once(catalogue, lane, now, &due))
                         continue;
                 changes = catalogue->change_count;
