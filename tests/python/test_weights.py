@@ -13,7 +13,7 @@ from pathlib import Path
 import nebulaml as nm
 import pytest
 import torch
-from nebulaml.errors import NebulaConfigError, NebulaCorrupt, NebulaError
+from nebulaml.errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaTimeout
 from nebulaml.weights.publication import About, Layout, number_of, tag_of
 from safetensors.torch import load_file
 from waiting import until
@@ -248,6 +248,26 @@ def test_a_trainer_that_is_killed_before_its_values_are_copied_does_not_keep_the
             break
     else:
         pytest.fail("the second run has published nothing")
+
+
+def test_a_publisher_that_waits_for_another_one_of_its_node_says_for_which_and_goes_on_when_that_has_ended(place, follower, caplog):
+    state = weights()
+    first, second = nm.Publisher(state, place.storage), nm.Publisher(state, place.storage)
+    assert first.publish(1)
+    first.wait(60)
+    assert second.publish(2)
+
+    def told() -> list[str]:
+        with contextlib.suppress(NebulaTimeout):
+            second.wait(0.2)
+        return [record.getMessage() for record in caplog.records if "wait for another publisher's process" in record.getMessage()]
+
+    until(told, 60, "the second publisher says that it waits")
+    assert f"process {first._maker.pid} " in told()[0] and str(place.storage) in told()[0]
+    first.close()
+    second.wait(60)
+    assert len(told()) == 1 and follower.prepare(60).step == 2
+    second.close()
 
 
 def numbers(place) -> list[int]:
