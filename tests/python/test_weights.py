@@ -8,6 +8,8 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import nebulaml as nm
@@ -268,6 +270,20 @@ def test_a_publisher_that_waits_for_another_one_of_its_node_says_for_which_and_g
     second.wait(60)
     assert len(told()) == 1 and follower.prepare(60).step == 2
     second.close()
+
+
+def test_a_second_process_does_not_get_the_directory_of_a_living_subscriber(place, tmp_path):
+    """It would empty the directory that the first one's engine reads, and lead `current` to other weights."""
+    program = "import sys, time, nebulaml as nm; nm.Subscriber(*sys.argv[1:]); print('there', flush=True); time.sleep(600)"
+    other = subprocess.Popen([sys.executable, "-c", program, place.storage, tmp_path / "engine"], stdout=subprocess.PIPE, text=True)
+    assert other.stdout.readline() == "there\n"
+    with pytest.raises(NebulaConfigError, match="another process has a subscriber there"):
+        nm.Subscriber(place.storage, tmp_path / "engine")
+    assert (tmp_path / "engine" / "0").is_dir()
+    other.kill()
+    other.wait()
+    nm.Subscriber(place.storage, tmp_path / "engine").close()
+    other.stdout.close()
 
 
 def numbers(place) -> list[int]:
