@@ -212,7 +212,7 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         if (version->stored && !version->pins && is_spilled(version))
                 version_forget_memory(catalogue, version); /* retention counts it now */
         policy_retain(catalogue, job);
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, job);
         if (!status)
                 retain(catalogue, job, os->now_ns(), &(int64_t){ INT64_MAX });
 }
@@ -364,7 +364,7 @@ static void *lane_main(void *argument)
                 catalogue_lock(catalogue);
                 now = os->now_ns();
                 if (!catalogue->stopping && catalogue->change_count == changes && due > now)
-                        catalogue_wait(catalogue, &catalogue->work, due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
+                        catalogue_wait(catalogue, &catalogue->work[lane->slot], due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
         }
         if (catalogue->stopping) {
                 catalogue_unlock(catalogue);
