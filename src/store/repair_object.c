@@ -8,7 +8,6 @@
 #include "os/os.h"
 #include "store/tag_log.h"
 #include "store/transfer_private.h"
-#include "store/verify.h"
 #include "sum/sum.h"
 
 static uint64_t chunk_size(const struct record_file *file, size_t index)
@@ -37,9 +36,11 @@ static enum nebula_status write_chunk(const struct repair_source *source, const 
                                       struct nebula_error *error)
 {
         uint64_t offset = (uint64_t)index * file->chunk_bytes, size = chunk_size(file, index);
-        int result = os_read_at(fd, buffer, size, offset);
-        enum nebula_status status = NEBULA_OK;
+        enum nebula_status status = verify_goes_on(source->watch, path, error);
+        int result = status ? 0 : os_read_at(fd, buffer, size, offset);
 
+        if (status)
+                return status;
         if (!result && sum_crc64(0, buffer, size) == file->chunks[index])
                 return NEBULA_OK;
         if (!source->from)
@@ -122,12 +123,12 @@ static enum nebula_status write_again(struct store *store, const struct manifest
 enum nebula_status repair_object(struct store *store, const struct manifest *manifest, const char *key, const struct record_file *file,
                                  const struct repair_source *source, struct nebula_error *error)
 {
-        static const struct verify_watch watch;
+        static const struct verify_watch none;
         bool is_path = store->ops->features(store) & STORE_PATHS;
         enum nebula_status status;
 
         if (!is_sound(source, file))
                 return error_set(error, NEBULA_INVALID, 0, "%.300s is damaged, and its copy is not what the record describes", key);
         status = (is_path ? write_into : write_again)(store, manifest, key, file, source, error);
-        return status ? status : verify_file(store, key, file, &watch, error);
+        return status ? status : verify_file(store, key, file, source->watch ? source->watch : &none, error);
 }

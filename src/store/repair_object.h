@@ -13,6 +13,7 @@
 #include "store/manifest.h"
 #include "store/record.h"
 #include "store/store.h"
+#include "store/verify.h"
 
 /* Where sound bytes of one file come from. */
 struct repair_source {
@@ -20,10 +21,12 @@ struct repair_source {
         const void *data;   /* in memory */
         uint64_t size;      /* of `data` */
         char key[MANIFEST_KEY_MAX];
+        const struct verify_watch *watch; /* whose is_over ends the repair between two chunks of a file in a directory; NULL: none */
 };
 
 /* Repairs the object `key` of the manifest, and checks it again. NEBULA_INVALID: the source is not the file; NEBULA_BUSY: the tag was written again
- * or removed since the manifest was read. Then nothing was written. */
+ * or removed since the manifest was read. Then nothing was written. NEBULA_UNAVAILABLE: source->watch has ended it;
+ * a later call goes on. */
 enum nebula_status repair_object(struct store *store, const struct manifest *manifest, const char *key, const struct record_file *file,
                                  const struct repair_source *source, struct nebula_error *error);
 

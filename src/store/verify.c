@@ -63,10 +63,20 @@ enum nebula_status verify_chunk(struct store *store, const char *key, void *data
         return status == NEBULA_CORRUPT ? read_chunk(store, key, data, offset, size, crc64, error) : status;
 }
 
+enum nebula_status verify_goes_on(const struct verify_watch *watch, const char *key, struct nebula_error *error)
+{
+        bool is_over = watch && watch->is_over && watch->is_over(watch->argument);
+
+        return is_over ? error_set(error, NEBULA_UNAVAILABLE, 0, "the check of %s was ended", key) : NEBULA_OK;
+}
+
 static enum nebula_status check_chunk(struct verify *verify, size_t index, void *buffer, uint64_t offset, uint64_t size,
                                       struct nebula_error *failure)
 {
-        enum nebula_status status = verify_chunk(verify->store, verify->key, buffer, offset, size, verify->file->chunks[index], failure);
+        enum nebula_status status = verify_goes_on(verify->watch, verify->key, failure);
+
+        if (!status)
+                status = verify_chunk(verify->store, verify->key, buffer, offset, size, verify->file->chunks[index], failure);
 
         if (verify->watch->chunk && (!status || status == NEBULA_CORRUPT))
                 verify->watch->chunk(verify->watch->argument, buffer, offset, size);

@@ -4,7 +4,7 @@
  * it while others read. Unlike a load, it goes on after damage and reports all.
  *
  * The functions of `verify_watch` are called from the reading threads, one at
- * a time except `chunk`, which runs on all of them at once.
+ * a time except `chunk` and `is_over`, which run on all of them at once.
  */
 #ifndef NB_STORE_VERIFY_H
 #define NB_STORE_VERIFY_H
@@ -19,7 +19,12 @@ struct verify_watch {
         void (*damage)(void *argument, uint64_t offset, uint64_t size, const struct nebula_error *error);
         /* A chunk as read, sound or not. May be NULL. */
         void (*chunk)(void *argument, const void *data, uint64_t offset, uint64_t size);
+        /* Asked before each chunk. True: the call ends with NEBULA_UNAVAILABLE. May be NULL. */
+        bool (*is_over)(void *argument);
 };
+
+/* NEBULA_UNAVAILABLE if watch->is_over says so. `watch` may be NULL. */
+enum nebula_status verify_goes_on(const struct verify_watch *watch, const char *key, struct nebula_error *error);
 
 /* Reads one chunk, whose checksum is known. Wrong bytes are read once more: a bit may have changed on the way. */
 enum nebula_status verify_chunk(struct store *store, const char *key, void *data, uint64_t offset, uint64_t size, uint64_t crc64,

@@ -8,12 +8,14 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import nebulaml as nm
 import pytest
 import torch
-from nebulaml.errors import NebulaConfigError, NebulaCorrupt, NebulaError
+from nebulaml.errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaTimeout
 from nebulaml.weights.publication import About, Layout, number_of, tag_of
 from safetensors.torch import load_file
 from waiting import until
@@ -258,6 +260,40 @@ def test_a_trainer_that_is_killed_before_its_values_are_copied_does_not_keep_the
             break
     else:
         pytest.fail("the second run has published nothing")
+
+
+def test_a_publisher_that_waits_for_another_one_of_its_node_says_for_which_and_goes_on_when_that_has_ended(place, follower, caplog):
+    state = weights()
+    first, second = nm.Publisher(state, place.storage), nm.Publisher(state, place.storage)
+    assert first.publish(1)
+    first.wait(60)
+    assert second.publish(2)
+
+    def told() -> list[str]:
+        with contextlib.suppress(NebulaTimeout):
+            second.wait(0.2)
+        return [record.getMessage() for record in caplog.records if "wait for another publisher's process" in record.getMessage()]
+
+    until(told, 60, "the second publisher says that it waits")
+    assert f"process {first._maker.pid} " in told()[0] and str(place.storage) in told()[0]
+    first.close()
+    second.wait(60)
+    assert len(told()) == 1 and follower.prepare(60).step == 2
+    second.close()
+
+
+def test_a_second_process_does_not_get_the_directory_of_a_living_subscriber(place, tmp_path):
+    """It would empty the directory that the first one's engine reads, and lead `current` to other weights."""
+    program = "import sys, time, nebulaml as nm; nm.Subscriber(*sys.argv[1:]); print('there', flush=True); time.sleep(600)"
+    other = subprocess.Popen([sys.executable, "-c", program, place.storage, tmp_path / "engine"], stdout=subprocess.PIPE, text=True)
+    assert other.stdout.readline() == "there\n"
+    with pytest.raises(NebulaConfigError, match="another process has a subscriber there"):
+        nm.Subscriber(place.storage, tmp_path / "engine")
+    assert (tmp_path / "engine" / "0").is_dir()
+    other.kill()
+    other.wait()
+    nm.Subscriber(place.storage, tmp_path / "engine").close()
+    other.stdout.close()
 
 
 def numbers(place) -> list[int]:

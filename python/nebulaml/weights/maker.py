@@ -302,16 +302,19 @@ def main() -> int:
 
 
 def _begin(about: dict[str, Any], files: dict[str, bytes], shards: dict[str, Any] | None) -> Maker:
-    """Makes the Maker. It waits while that of a trainer that has died completes its last publication."""
-    end = time.monotonic() + LIVE_S
+    """Makes the Maker. It waits while that of a trainer that has died completes its last publication, and tells the trainer so."""
+    end, is_told = time.monotonic() + LIVE_S, False
     while True:
         try:
             if shards:
                 return ShardMaker(about["path"], about["name"], about["full_every"], files, shards)
             return Maker(about["path"], about["name"], about["full_every"], files)
-        except NebulaConfigError:
+        except NebulaConfigError as failure:
             if time.monotonic() > end:
                 raise
+            if not is_told:
+                _answer({"waits": f"for up to {LIVE_S:.0f} s: {failure}"})
+            is_told = True
             time.sleep(0.2)
 
 

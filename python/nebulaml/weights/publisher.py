@@ -272,6 +272,9 @@ class Publisher:
                 return
 
     def _take(self, answer: dict[str, Any]) -> None:
+        if "waits" in answer:
+            log.warning("nebula: publications to %s wait for another publisher's process %s", config.shown(self._path), answer["waits"])
+            return
         self._requests = [request for request in self._requests if request.body["id"] > answer["id"]]
         is_overtaken = self._shards is None and self._requests and answer.get("gone")  # newer snapshots have its memory
         self._failure, self._is_stuck = None if is_overtaken else answer.get("error"), False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -56,6 +57,20 @@ def _made_directory() -> tuple[Path, int]:
             fcntl.flock(lock, fcntl.LOCK_SH)
             if made.exists():  # else another subscriber took it for one that was left
                 return made, os.dup(lock)
+
+
+def _locked(directory: Path) -> int:
+    """Takes the lock of a directory that the program names, and returns its descriptor. Forked children do not have the lock."""
+    descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as failure:
+        if failure.errno in (errno.EACCES, errno.EAGAIN):
+            os.close(descriptor)
+            raise NebulaConfigError(
+                f"Subscriber(directory={os.fspath(directory)!r}): another process has a subscriber there. Give each one a directory of its own"
+            ) from None
+    return descriptor
 
 
 @contextlib.contextmanager
@@ -164,9 +179,9 @@ class Subscriber:
     """Follows what a ``Publisher`` publishes to a path, on the same machine or on another one.
 
     path: the publisher's path.
-    directory: where the weights lie, best in memory. None: a new directory in /dev/shm, which ``close()`` removes, or the next
-        such subscriber of this machine if this one is killed. It holds two copies of the weights, one of which is current while the next one
-        is staged, and the link ``current``.
+    directory: where the weights lie, best in memory. Each subscriber needs one of its own. None: a new directory in /dev/shm, which
+        ``close()`` removes, or the next such subscriber of this machine if this one is killed. It holds two
+        copies of the weights, one of which is current while the next one is staged, and the link ``current``.
     poll: seconds between looks at storage. A publication of this machine is noticed at once.
     versions: also keep a link ``weight_v<number>`` to the current weights, and its name in the file ``latest``, as slime's disk weight sync and
         stitch's layout of that name have them. Each is a whole version for their receivers (THUDM/slime pull request 2181).
@@ -182,12 +197,18 @@ class Subscriber:
             raise NebulaConfigError(f"Subscriber(poll={poll!r}): give seconds of more than 0")
         self._reader = Reader(path)
         self._poll, self._versions = poll, versions
-        self._lock: int | None = None  # of a directory of its own
-        if directory is None:
-            self._root, self._lock = _made_directory()
-        else:
-            self._root = Path(directory).absolute()
-            self._root.mkdir(parents=True, exist_ok=True)
+        self._lock: int | None = None  # of the directory
+        self._is_own = directory is None
+        try:
+            if directory is None:
+                self._root, self._lock = _made_directory()
+            else:
+                self._root = Path(directory).absolute()
+                self._root.mkdir(parents=True, exist_ok=True)
+                self._lock = _locked(self._root)
+        except BaseException:
+            self._reader.close()
+            raise
         for name in ("0", "1"):
             shutil.rmtree(self._root / name, ignore_errors=True)
         self._slots = [Slot(self._root / "0"), Slot(self._root / "1")]
@@ -215,7 +236,8 @@ class Subscriber:
         """Ends the subscriber. It removes a directory that it has made itself."""
         self._reader.close()
         if self._lock is not None:
-            shutil.rmtree(self._root, ignore_errors=True)
+            if self._is_own:
+                shutil.rmtree(self._root, ignore_errors=True)
             os.close(self._lock)
             self._lock = None
 

@@ -12,13 +12,14 @@
 
 /* Bits of `wakes`. */
 #define WAKE_MOVED 1u
-#define WAKE_WORK 2u
 #define WAKE_PAGES 4u
 #define WAKE_CLOCK 8u
 #define WAKE_COPY 16u
 #define WAKE_EVENT 32u
 #define WAKE_CAPTURED 64u /* the first of REACHED_COUNT bits */
 #define WAKE_REACHED (WAKE_CAPTURED << REACHED_COUNT)
+#define WAKE_WORK_FIRST (UINT64_C(1) << 32) /* the first of WORK_COUNT bits */
+#define WAKE_WORK (~(WAKE_WORK_FIRST - 1))  /* all of them */
 #define WAKE_VERSIONS (((1u << 2 * REACHED_COUNT) - 1) * WAKE_CAPTURED)
 
 double catalogue_now(void)
@@ -41,7 +42,8 @@ void catalogue_init(struct catalogue *catalogue, const struct room *const *rooms
         catalogue->memory = memory;
         lock_init(&catalogue->catalogue_lock, LOCK_CATALOGUE);
         os_cond_init(&catalogue->moved);
-        os_cond_init(&catalogue->work);
+        for (size_t i = 0; i < WORK_COUNT; i++)
+                os_cond_init(&catalogue->work[i]);
         os_cond_init(&catalogue->clock);
         os_cond_init(&catalogue->pages);
         os_cond_init(&catalogue->copy);
@@ -65,7 +67,8 @@ void catalogue_done(struct catalogue *catalogue)
                 free(session);
         }
         pthread_cond_destroy(&catalogue->moved);
-        pthread_cond_destroy(&catalogue->work);
+        for (size_t i = 0; i < WORK_COUNT; i++)
+                pthread_cond_destroy(&catalogue->work[i]);
         pthread_cond_destroy(&catalogue->clock);
         pthread_cond_destroy(&catalogue->pages);
         pthread_cond_destroy(&catalogue->copy);
@@ -140,12 +143,13 @@ static void write_described(struct catalogue *catalogue, uint64_t number)
         catalogue_unlock(catalogue);
 }
 
-static void wake(struct catalogue *catalogue, uint32_t wakes)
+static void wake(struct catalogue *catalogue, uint64_t wakes)
 {
         if (wakes & WAKE_MOVED)
                 pthread_cond_broadcast(&catalogue->moved);
-        if (wakes & WAKE_WORK)
-                pthread_cond_broadcast(&catalogue->work);
+        for (size_t i = 0; i < WORK_COUNT && wakes & WAKE_WORK; i++)
+                if (wakes & WAKE_WORK_FIRST << i)
+                        pthread_cond_broadcast(&catalogue->work[i]);
         if (wakes & WAKE_CLOCK)
                 pthread_cond_signal(&catalogue->clock);
         if (wakes & WAKE_PAGES)
@@ -157,7 +161,7 @@ static void wake(struct catalogue *catalogue, uint32_t wakes)
 }
 
 /* Takes the waiters whose wait is over off the list. */
-static struct waiter *take_waiters(struct catalogue *catalogue, uint32_t wakes)
+static struct waiter *take_waiters(struct catalogue *catalogue, uint64_t wakes)
 {
         struct waiter *over = NULL, **link = &catalogue->waiters;
 
@@ -176,7 +180,7 @@ static struct waiter *take_waiters(struct catalogue *catalogue, uint32_t wakes)
 }
 
 /* Collects the signalled conditions until no new one comes: the check of a waiter may signal more. */
-static struct waiter *take_wakes(struct catalogue *catalogue, uint32_t *ret_wakes)
+static struct waiter *take_wakes(struct catalogue *catalogue, uint64_t *ret_wakes)
 {
         struct waiter *over = take_waiters(catalogue, catalogue->wakes);
 
@@ -197,7 +201,7 @@ static void notify(struct waiter *over)
 
 void catalogue_unlock(struct catalogue *catalogue)
 {
-        uint32_t wakes;
+        uint64_t wakes;
         struct waiter *over = take_wakes(catalogue, &wakes);
         uint64_t number;
 
@@ -212,7 +216,7 @@ void catalogue_unlock(struct catalogue *catalogue)
 
 static void wake_with_lock(struct catalogue *catalogue)
 {
-        uint32_t wakes;
+        uint64_t wakes;
         struct waiter *over = take_wakes(catalogue, &wakes);
 
         wake(catalogue, wakes);
@@ -268,7 +272,7 @@ static uint32_t helpers_needed(const struct catalogue *catalogue)
         return wakes;
 }
 
-static void signal_some(struct catalogue *catalogue, uint32_t others)
+static void signal_some(struct catalogue *catalogue, uint64_t others)
 {
         catalogue->change_count++;
         catalogue->wakes |= others | WAKE_MOVED | helpers_needed(catalogue);
@@ -285,10 +289,26 @@ void catalogue_signal_work(struct catalogue *catalogue)
         catalogue->wakes |= WAKE_WORK | WAKE_CLOCK;
 }
 
-void catalogue_signal_workers(struct catalogue *catalogue)
+static uint64_t worker_of(const struct job *job)
+{
+        return WAKE_WORK_FIRST << job->lane->slot;
+}
+
+void catalogue_signal_worker(struct catalogue *catalogue, const struct job *job)
 {
         catalogue->change_count++;
-        catalogue->wakes |= WAKE_WORK;
+        catalogue->wakes |= worker_of(job);
+}
+
+void catalogue_signal_job_work(struct catalogue *catalogue, const struct job *job)
+{
+        catalogue_signal_worker(catalogue, job);
+        catalogue->wakes |= WAKE_CLOCK;
+}
+
+void catalogue_signal_job(struct catalogue *catalogue, const struct job *job)
+{
+        signal_some(catalogue, WAKE_VERSIONS | worker_of(job) | WAKE_CLOCK);
 }
 
 void catalogue_signal_pages(struct catalogue *catalogue)
@@ -305,7 +325,7 @@ void version_changed(struct catalogue *catalogue, struct version *version)
 {
         uint32_t starts = version->job->lane->is_running ? 0 : WAKE_CLOCK;
         /* Without a storage path there is nothing to persist. */
-        uint32_t works = version->job->persist_path[0] || version_result(version) ? WAKE_WORK : 0;
+        uint64_t works = version->job->persist_path[0] || version_result(version) ? worker_of(version->job) : 0;
 
         version_mark(catalogue, version);
         signal_some(catalogue, starts | works | (WAKE_CAPTURED | WAKE_REACHED) << version->id % REACHED_COUNT);

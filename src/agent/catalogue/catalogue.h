@@ -23,7 +23,7 @@
  *
  *     waiter   a state of one version; the thread that changes the state answers
  *     moved    any other change that a client waits for
- *     work     the persist workers: something to write
+ *     work     the persist workers: something to write; one for each slot of lanes (job.h)
  *     clock    the thread that keeps the clock and starts the workers
  *     pages    the page maker: spare images, pages to give back
  *     copy     the copy sender: copies on other nodes
@@ -45,6 +45,7 @@
 
 #define WORLD_MAX DOCUMENT_WORLD_MAX /* documents in storage cannot describe more ranks */
 #define SESSION_MAX 4096  /* connections */
+#define WORK_COUNT 32     /* a change of one storage path wakes its worker, and those that share its slot */
 #define REACHED_COUNT 8   /* few versions are waited for at the same time; if two share a slot, the waiters of both are checked */
 
 #define SESSION_HINTS_MAX 64 /* files; images for more are made when they are saved */
@@ -86,15 +87,16 @@ struct waiter {
 };
 struct catalogue {
         struct lock catalogue_lock;
-        pthread_cond_t moved, work, clock, pages, copy, event;
+        pthread_cond_t moved, work[WORK_COUNT], clock, pages, copy, event;
         struct waiter *waiters;
-        uint32_t wakes; /* the conditions that were signalled while the lock is held */
+        uint64_t wakes; /* the conditions that were signalled while the lock is held */
         struct version *marked; /* the versions that were marked while the lock is held */
         const struct room *const *rooms; /* the rooms, NULL at the end (room.h) */
         struct memory *memory;           /* the memory tier */
         struct evictions *evictions;     /* used by evictions.h */
         struct job *jobs;
         struct lane *lanes;
+        uint32_t lane_number; /* of the last lane */
         struct place *places; /* used by location.h */
         uint32_t lane_count; /* lanes whose worker runs, and searches in storage on threads of their own */
         struct session *sessions;
@@ -138,8 +140,11 @@ void catalogue_unlock(struct catalogue *catalogue);
 void catalogue_signal(struct catalogue *catalogue);
 /* Wakes only the workers and the clock. */
 void catalogue_signal_work(struct catalogue *catalogue);
-/* Wakes only the workers. */
-void catalogue_signal_workers(struct catalogue *catalogue);
+/* Wakes only the worker of the job's storage path; catalogue_signal_job_work: and the clock. */
+void catalogue_signal_worker(struct catalogue *catalogue, const struct job *job);
+void catalogue_signal_job_work(struct catalogue *catalogue, const struct job *job);
+/* catalogue_signal, but of the workers only that of the job's storage path is woken. */
+void catalogue_signal_job(struct catalogue *catalogue, const struct job *job);
 /* Wakes only the page maker. */
 void catalogue_signal_pages(struct catalogue *catalogue);
 /* Wakes the clients that watch a job: there is an event (events.h). */
@@ -158,7 +163,7 @@ void version_mark(struct catalogue *catalogue, struct version *version);
 void version_describe(struct catalogue *catalogue, struct version *version);
 /* version_mark, if a file changed that the log already describes. */
 void version_mark_files(struct catalogue *catalogue, struct version *version);
-/* version_mark and catalogue_signal, but of the waiters for versions only those of this version are checked. */
+/* version_mark and catalogue_signal_job, but of the waiters for versions only those of this version are checked. */
 void version_changed(struct catalogue *catalogue, struct version *version);
 /* A rank has captured and nothing else changed: only waiters for that are checked. */
 void version_signal_captured(struct catalogue *catalogue, const struct version *version);

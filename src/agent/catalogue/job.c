@@ -54,6 +54,7 @@ static struct lane *lane_get(struct catalogue *catalogue, const char *persist_pa
         if (!lane)
                 return NULL;
         lane->catalogue = catalogue;
+        lane->slot = catalogue->lane_number++ % WORK_COUNT;
         lane->next = catalogue->lanes;
         catalogue->lanes = lane;
         return lane;
@@ -242,7 +243,7 @@ static void forget_lanes(struct catalogue *catalogue)
 
                 while (job && job->lane != lane)
                         job = job->next;
-                if (job || lane->is_running) {
+                if (job || lane->is_running || lane->is_mending) {
                         link = &lane->next;
                         continue;
                 }

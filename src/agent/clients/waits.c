@@ -99,7 +99,7 @@ static void want_durable(struct connection *connection, struct version *version)
         else
                 due_want_now(version);
         connection->has_asked = true;
-        catalogue_signal(connection->catalogue);
+        catalogue_signal_job(connection->catalogue, version->job);
 }
 
 /* Checks the wait once. True: it is over, with *ret_status. Otherwise asks for what it waits for. */

@@ -265,7 +265,7 @@ static void part_close(struct part *part)
 static void signal_closed(struct catalogue *catalogue, const struct version *version)
 {
         if (version->is_spread || version->file_goal == NEBULA_FILES_OPEN)
-                catalogue_signal(catalogue);
+                catalogue_signal_job(catalogue, version->job);
 }
 
 /* Takes the checksums that the trainer computed while it copied. */
@@ -322,7 +322,7 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
         if (request->commits)
                 signal_closed(catalogue, version);
         else if (version->is_spread || version->file_goal == NEBULA_FILES_OPEN)
-                catalogue_signal_work(catalogue); /* the clock of commit_quiet */
+                catalogue_signal_job_work(catalogue, version->job); /* the clock of commit_quiet */
         return NEBULA_OK;
 }
 
@@ -341,7 +341,7 @@ enum nebula_status commit_copied(struct catalogue *catalogue, struct version *ve
         }
         loan->commits = request->commits != 0;
         if (!version_progress(version).tried_ahead)
-                catalogue_signal_workers(catalogue);
+                catalogue_signal_worker(catalogue, version->job);
         return NEBULA_OK;
 }
 

@@ -60,10 +60,10 @@ static void add_new(struct job *job)
         }
 }
 
-/* A reader that may not write to its storage goes without leases. */
+/* A reader that may not write to its storage goes without leases. Where it could write before, its key may have expired: it tries again. */
 static void put_failed(struct job *job, const struct nebula_error *error)
 {
-        if (store_class(error) != STORE_NEVER)
+        if (store_class(error) != STORE_NEVER || job->storage->has_taken_leases)
                 return;
         job->storage->refuses_leases = true;
         log_event(LOG_LEVEL_INFO, "%s takes no leases, so agents of other nodes may remove what a reader of this node reads: %s", job->persist_path,
@@ -92,6 +92,8 @@ static void carry_out(struct catalogue *catalogue, struct job *job, struct lease
         }
         if (status)
                 put_failed(job, &error);
+        else
+                job->storage->has_taken_leases = true;
         lease->is_written = lease->is_written || !status;
         lease->due_ns = os->now_ns() + LEASE_RENEW_NS / (status ? 8 : 1);
         lease->next = job->storage->leases;

@@ -12,6 +12,7 @@
 #include "agent/persist/storage.h"
 #include "base/error.h"
 #include "os/os.h"
+#include "os/thread.h"
 #include "store/manifest_keys.h"
 #include "store/manifest_load.h"
 #include "store/manifest_publish.h"
@@ -27,6 +28,8 @@ struct kept {
 };
 struct mending {
         struct catalogue *catalogue;
+        const struct version *version; /* pinned */
+        struct verify_watch watch;
         struct store *store;
         struct manifest manifest;
         struct kept *files;
@@ -45,6 +48,18 @@ bool mend_pending(const struct job *job, int64_t since_ns)
                 if (is_due(version) && version->persist->failed_ns < since_ns)
                         return true;
         return false;
+}
+
+/* Whether the agent ends, or the version was written again or removed. */
+static bool is_over(void *argument)
+{
+        const struct mending *mending = argument;
+        bool is_so;
+
+        catalogue_lock(mending->catalogue);
+        is_so = mending->catalogue->stopping || !is_due(mending->version);
+        catalogue_unlock(mending->catalogue);
+        return is_so;
 }
 
 /* Lock held. */
@@ -79,7 +94,7 @@ static void mending_done(struct mending *mending)
 static enum nebula_status write_again(struct mending *mending, const struct kept *kept, const char *key, const struct record_file *recorded,
                                       struct nebula_error *error)
 {
-        struct repair_source source = { .size = kept->size };
+        struct repair_source source = { .size = kept->size, .watch = &mending->watch };
         void *data;
         enum nebula_status status = sealing_map(mending->catalogue, kept->image, &data, error);
 
@@ -98,7 +113,6 @@ static enum nebula_status write_again(struct mending *mending, const struct kept
 /* kept NULL: memory does not have the file, so it is only compared. */
 static enum nebula_status mend_file(struct mending *mending, const struct manifest_file *file, const struct kept *kept, struct nebula_error *error)
 {
-        static const struct verify_watch watch;
         struct record_file recorded = { 0 };
         char key[MANIFEST_KEY_MAX];
         enum nebula_status status = manifest_file_key(&mending->manifest, file, key, error);
@@ -106,7 +120,7 @@ static enum nebula_status mend_file(struct mending *mending, const struct manife
         if (!status)
                 status = manifest_load_file(mending->store, &mending->manifest, file->name, &recorded, error);
         if (!status) {
-                status = verify_file(mending->store, key, &recorded, &watch, error);
+                status = verify_file(mending->store, key, &recorded, &mending->watch, error);
                 if (kept && (status == NEBULA_CORRUPT || status == NEBULA_NOT_FOUND))
                         status = write_again(mending, kept, key, &recorded, error);
         }
@@ -190,34 +204,79 @@ static void conclude(struct catalogue *catalogue, struct version *version, enum 
         }
 }
 
-bool mend_work(struct catalogue *catalogue, struct job *job, int64_t now, int64_t *due)
+/* Lock held on entry and return, released meanwhile. */
+static void mend_one(struct catalogue *catalogue, struct version *version)
 {
-        struct mending mending = { .catalogue = catalogue };
+        struct mending mending = { .catalogue = catalogue, .version = version, .watch = { .argument = &mending, .is_over = is_over } };
+        struct job *job = version->job;
         struct nebula_error error = { 0 };
-        struct version *version = job->live;
         char tag[IPC_NAME_MAX];
-        uint64_t sequence;
-        enum nebula_status status;
+        uint64_t sequence = version->sequence;
+        enum nebula_status status = keep_files(&mending, version, &error);
 
-        for (; version && !(is_due(version) && version->persist->retry_at_ns <= now); version = version->next_live)
-                if (is_due(version) && version->persist->retry_at_ns < *due)
-                        *due = version->persist->retry_at_ns;
-        if (!version)
-                return false;
         memcpy(tag, version->tag, sizeof tag);
-        sequence = version->sequence;
-        status = keep_files(&mending, version, &error);
         version->pins++;
-        job->persist->is_busy = true;
+        job->pins++;
+        catalogue_create_as(job);
         catalogue_unlock(catalogue);
         if (!status)
                 status = mend(&mending, job, tag, sequence, &error);
         catalogue_lock(catalogue);
-        job->persist->is_busy = false;
+        job->pins--;
         version->pins--;
         mending_done(&mending);
-        conclude(catalogue, version, status, &error);
+        if (!status || !catalogue->stopping)
+                conclude(catalogue, version, status, &error);
         policy_retain(catalogue, job);
         catalogue_signal(catalogue);
-        return true;
+}
+
+static struct version *find_due(const struct catalogue *catalogue, const struct lane *lane, int64_t now, int64_t *due)
+{
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                for (struct version *version = job->lane == lane ? job->live : NULL; version; version = version->next_live) {
+                        if (!is_due(version))
+                                continue;
+                        if (version->persist->retry_at_ns <= now)
+                                return version;
+                        if (version->persist->retry_at_ns < *due)
+                                *due = version->persist->retry_at_ns;
+                }
+        return NULL;
+}
+
+bool mend_work(struct catalogue *catalogue, const struct lane *lane, int64_t now, int64_t *due)
+{
+        struct version *version = find_due(catalogue, lane, now, due);
+
+        if (version)
+                mend_one(catalogue, version);
+        return version;
+}
+
+static void *mend_main(void *argument)
+{
+        struct lane *lane = argument;
+        struct catalogue *catalogue = lane->catalogue;
+
+        catalogue_lock(catalogue);
+        while (!catalogue->stopping && mend_work(catalogue, lane, os->now_ns(), &(int64_t){ 0 }))
+                ;
+        lane->is_mending = false;
+        catalogue->lane_count--;
+        catalogue_signal(catalogue);
+        catalogue_unlock_last(catalogue);
+        return NULL;
+}
+
+void mend_start(struct catalogue *catalogue, struct lane *lane, int64_t now, int64_t *due)
+{
+        if (lane->is_mending || !find_due(catalogue, lane, now, due))
+                return;
+        if (os_thread_start(NULL, mend_main, lane, true)) {
+                *due = now + SECOND_NS < *due ? now + SECOND_NS : *due; /* out of threads or memory */
+                return;
+        }
+        lane->is_mending = true; /* the thread waits for the lock */
+        catalogue->lane_count++;
 }

@@ -66,6 +66,7 @@ struct job_storage {
         uint32_t retain_attempt;       /* failed attempts since the last success */
         struct lease *leases;          /* in storage, of the readers of this node; used by the worker (lease.c) */
         bool refuses_leases;           /* the storage does: this agent may not write there */
+        bool has_taken_leases;         /* the storage has */
         struct asked_removal *asked;         /* removals that clients wait for */
         struct removed *removed;       /* a ring of the last REMOVED_MAX; NULL: none was removed */
         uint64_t removed_count;        /* since this agent began */

@@ -212,7 +212,7 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         if (version->stored && !version->pins && is_spilled(version))
                 version_forget_memory(catalogue, version); /* retention counts it now */
         policy_retain(catalogue, job);
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, job);
         if (!status)
                 retain(catalogue, job, os->now_ns(), &(int64_t){ INT64_MAX });
 }
@@ -304,9 +304,6 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
         if (!version)
                 version = due_next(catalogue, lane, true, now, due);
         for (struct job *job = catalogue->jobs; job && !version; job = job->next)
-                if (job->lane == lane && mend_work(catalogue, job, now, due))
-                        return true;
-        for (struct job *job = catalogue->jobs; job && !version; job = job->next)
                 if (job->lane == lane && retain(catalogue, job, now, due))
                         return true;
         if (!version)
@@ -321,7 +318,7 @@ void worker_run(struct catalogue *catalogue, struct job *job)
         int64_t due = INT64_MAX;
 
         catalogue_lock(catalogue);
-        while (work_once(catalogue, job->lane, os->now_ns(), &due))
+        while (work_once(catalogue, job->lane, os->now_ns(), &due) || mend_work(catalogue, job->lane, os->now_ns(), &due))
                 ;
         catalogue_unlock(catalogue);
 }
@@ -358,6 +355,7 @@ static void *lane_main(void *argument)
                 for (struct job *job = catalogue->draining ? catalogue->jobs : NULL; job; job = job->next)
                         if (job->lane == lane)
                                 due_want(job);
+                mend_start(catalogue, lane, now, &due);
                 if (work_once(catalogue, lane, now, &due))
                         continue;
                 changes = catalogue->change_count;
@@ -366,7 +364,7 @@ static void *lane_main(void *argument)
                 catalogue_lock(catalogue);
                 now = os->now_ns();
                 if (!catalogue->stopping && catalogue->change_count == changes && due > now)
-                        catalogue_wait(catalogue, &catalogue->work, due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
+                        catalogue_wait(catalogue, &catalogue->work[lane->slot], due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
         }
         if (catalogue->stopping) {
                 catalogue_unlock(catalogue);

@@ -11,6 +11,7 @@
 #include "os/os.h"
 #include "store/manifest_load.h"
 #include "store/manifest_remove.h"
+#include "store/pins.h"
 
 #define RETRY_FIRST_NS (SECOND_NS / 4)
 #define RETRY_MOST_NS (30 * SECOND_NS)
@@ -92,7 +93,24 @@ static void try_later(struct catalogue *catalogue, struct job *job, struct publi
         catalogue_signal(catalogue);
 }
 
-/* Removes the version of a removed directory as well. Drops the lock while storage works. False: a thread is reading
+/* Drops the lock meanwhile. */
+static enum nebula_status find_pin(struct catalogue *catalogue, struct job *job, const char *tag, bool *ret_is_pinned, struct nebula_error *error)
+{
+        struct pins pins = { 0 };
+        struct store *store;
+        enum nebula_status status;
+
+        catalogue_unlock(catalogue);
+        status = storage_open(catalogue, job, &store, error);
+        if (!status)
+                status = pins_load(store, false, &pins, error);
+        *ret_is_pinned = !status && pins_find(&pins, tag);
+        pins_done(&pins);
+        catalogue_lock(catalogue);
+        return status;
+}
+
+/* Removes the version of a removed directory as well, if it is not pinned. Drops the lock while storage works. False: a thread is reading
  * it, or storage failed; try later. */
 static bool drop_version(struct catalogue *catalogue, struct job *job, struct publish *removal)
 {
@@ -101,8 +119,20 @@ static bool drop_version(struct catalogue *catalogue, struct job *job, struct pu
         struct nebula_error error = { 0 };
         struct manifest manifest = { 0 };
         struct store *store = NULL;
+        bool is_pinned = false;
         enum nebula_status status;
 
+        if (job->persist_path[0] && find_pin(catalogue, job, tag, &is_pinned, &error)) {
+                if (!hopeless(&error))
+                        try_later(catalogue, job, removal, &error);
+                else
+                        log_event(LOG_LEVEL_WARN, "%s stays in %s, because its pins cannot be read: %s", tag, job->persist_path, error.message);
+                return hopeless(&error);
+        }
+        if (is_pinned) {
+                log_event(LOG_LEVEL_INFO, "%s stays in %s: it is pinned", tag, job->persist_path);
+                return true;
+        }
         for (struct version *version = job->versions; version; version = version->next)
                 if (!strcmp(version->tag, tag) && (version->sequence > sequence || (version_open(version) && version->id != removal->version_id)))
                         return true; /* written again: the removal does not apply to it */

@@ -8,6 +8,7 @@
 #include "agent/publish/publish_private.h"
 #include "agent/restore/restore.h"
 #include "base/error.h"
+#include "store/pins.h"
 #include "tap.h"
 #include "test_dir.h"
 
@@ -288,6 +289,23 @@ static void a_version_that_is_read_goes_when_it_is_not_read_any_more(void)
         CHECK(work(&bench, 9) && look_directory(at("1"), seeds) == 'a' && is_stored("a"));
         version->pins--;
         CHECK(work(&bench, 9) && look_directory(at("1"), seeds) == '-' && !is_stored("a") && !bench.job->publishes);
+        end();
+}
+
+/* fault (Storage): A framework removes the directory of a checkpoint that a person has pinned.
+ * result: The directory goes. The version stays in storage. */
+static void the_version_of_a_pinned_tag_stays_when_its_directory_is_removed(void)
+{
+        struct version *version;
+        struct store *store;
+
+        begin();
+        stage(at("staging"), "a");
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "", at("1"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
+        REQUIRE(!storage_open(&bench.catalogue, bench.job, &store, &bench.error) && !pin_put(store, "a", "figure 3", &bench.error));
+        REQUIRE(!ask_removal(&bench, at("1")));
+        CHECK(work(&bench, 9) && look_directory(at("1"), seeds) == '-' && is_stored("a") && version->stored && !bench.job->publishes);
         end();
 }
 
@@ -767,7 +785,7 @@ TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(neither
          TEST(staged_files_go_when_another_directory_takes_the_place),
          TEST(staged_files_that_a_later_directory_needs_too_stay),
          TEST(a_version_that_storage_does_not_let_go_goes_with_a_later_try),
-         TEST(a_version_that_is_read_goes_when_it_is_not_read_any_more), TEST(a_removal_leaves_a_version_that_is_being_written_again),
+         TEST(a_version_that_is_read_goes_when_it_is_not_read_any_more), TEST(the_version_of_a_pinned_tag_stays_when_its_directory_is_removed), TEST(a_removal_leaves_a_version_that_is_being_written_again),
          TEST(a_file_system_that_may_hang_is_not_looked_at_with_the_lock),
          TEST(a_file_that_appears_between_the_look_and_the_lock_is_found),
          TEST(links_and_empty_directories_join_a_directory_that_is_there),
