@@ -15,11 +15,13 @@
 #define WAKE_PAGES 4u
 #define WAKE_CLOCK 8u
 #define WAKE_COPY 16u
-#define WAKE_EVENT 32u
 #define WAKE_CAPTURED 64u /* the first of REACHED_COUNT bits */
 #define WAKE_REACHED (WAKE_CAPTURED << REACHED_COUNT)
-#define WAKE_WORK_FIRST (UINT64_C(1) << 32) /* the first of WORK_COUNT bits */
-#define WAKE_WORK (~(WAKE_WORK_FIRST - 1))  /* all of them */
+#define WAKE_WORK_FIRST (UINT64_C(1) << 32) /* the first of SLOT_COUNT bits */
+#define WAKE_WORK (ALL_SLOTS * WAKE_WORK_FIRST)
+#define WAKE_EVENT_FIRST (WAKE_WORK_FIRST << SLOT_COUNT)
+#define WAKE_EVENT (ALL_SLOTS * WAKE_EVENT_FIRST)
+#define ALL_SLOTS ((UINT64_C(1) << SLOT_COUNT) - 1)
 #define WAKE_VERSIONS (((1u << 2 * REACHED_COUNT) - 1) * WAKE_CAPTURED)
 
 double catalogue_now(void)
@@ -42,12 +44,13 @@ void catalogue_init(struct catalogue *catalogue, const struct room *const *rooms
         catalogue->memory = memory;
         lock_init(&catalogue->catalogue_lock, LOCK_CATALOGUE);
         os_cond_init(&catalogue->moved);
-        for (size_t i = 0; i < WORK_COUNT; i++)
+        for (size_t i = 0; i < SLOT_COUNT; i++) {
                 os_cond_init(&catalogue->work[i]);
+                os_cond_init(&catalogue->event[i]);
+        }
         os_cond_init(&catalogue->clock);
         os_cond_init(&catalogue->pages);
         os_cond_init(&catalogue->copy);
-        os_cond_init(&catalogue->event);
         catalogue->agent_nonce = memory_random_id();
         catalogue->started_ns = catalogue->idle_since_ns = os->now_ns();
         catalogue->started = catalogue_now();
@@ -67,12 +70,13 @@ void catalogue_done(struct catalogue *catalogue)
                 free(session);
         }
         pthread_cond_destroy(&catalogue->moved);
-        for (size_t i = 0; i < WORK_COUNT; i++)
+        for (size_t i = 0; i < SLOT_COUNT; i++) {
                 pthread_cond_destroy(&catalogue->work[i]);
+                pthread_cond_destroy(&catalogue->event[i]);
+        }
         pthread_cond_destroy(&catalogue->clock);
         pthread_cond_destroy(&catalogue->pages);
         pthread_cond_destroy(&catalogue->copy);
-        pthread_cond_destroy(&catalogue->event);
         lock_done(&catalogue->catalogue_lock);
 }
 
@@ -147,17 +151,18 @@ static void wake(struct catalogue *catalogue, uint64_t wakes)
 {
         if (wakes & WAKE_MOVED)
                 pthread_cond_broadcast(&catalogue->moved);
-        for (size_t i = 0; i < WORK_COUNT && wakes & WAKE_WORK; i++)
+        for (size_t i = 0; i < SLOT_COUNT && wakes & (WAKE_WORK | WAKE_EVENT); i++) {
                 if (wakes & WAKE_WORK_FIRST << i)
                         pthread_cond_broadcast(&catalogue->work[i]);
+                if (wakes & WAKE_EVENT_FIRST << i)
+                        pthread_cond_broadcast(&catalogue->event[i]);
+        }
         if (wakes & WAKE_CLOCK)
                 pthread_cond_signal(&catalogue->clock);
         if (wakes & WAKE_PAGES)
                 pthread_cond_signal(&catalogue->pages);
         if (wakes & WAKE_COPY)
                 pthread_cond_signal(&catalogue->copy);
-        if (wakes & WAKE_EVENT)
-                pthread_cond_broadcast(&catalogue->event);
 }
 
 /* Takes the waiters whose wait is over off the list. */
@@ -316,9 +321,9 @@ void catalogue_signal_pages(struct catalogue *catalogue)
         catalogue->wakes |= WAKE_PAGES;
 }
 
-void catalogue_signal_event(struct catalogue *catalogue)
+void catalogue_signal_event(struct catalogue *catalogue, const struct job *job)
 {
-        catalogue->wakes |= WAKE_EVENT;
+        catalogue->wakes |= job ? WAKE_EVENT_FIRST << job->lane->slot : WAKE_EVENT;
 }
 
 void version_changed(struct catalogue *catalogue, struct version *version)

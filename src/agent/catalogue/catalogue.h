@@ -27,7 +27,7 @@
  *     clock    the thread that keeps the clock and starts the workers
  *     pages    the page maker: spare images, pages to give back
  *     copy     the copy sender: copies on other nodes
- *     event    clients that follow the events of a job or a cloud (WATCH)
+ *     event    clients that follow the events of a job or a cloud (WATCH); one for each slot of lanes
  *
  * They are woken when the lock is released (catalogue_unlock, catalogue_wait). When every rank of a node
  * saves at once, a thread that wakes up while the lock is still held costs as much as its request.
@@ -45,7 +45,7 @@
 
 #define WORLD_MAX DOCUMENT_WORLD_MAX /* documents in storage cannot describe more ranks */
 #define SESSION_MAX 4096  /* connections */
-#define WORK_COUNT 32     /* a change of one storage path wakes its worker, and those that share its slot */
+#define SLOT_COUNT 16     /* a change of one storage path wakes its worker and its watchers, and those that share its slot */
 #define REACHED_COUNT 8   /* few versions are waited for at the same time; if two share a slot, the waiters of both are checked */
 
 #define SESSION_HINTS_MAX 64 /* files; images for more are made when they are saved */
@@ -87,7 +87,7 @@ struct waiter {
 };
 struct catalogue {
         struct lock catalogue_lock;
-        pthread_cond_t moved, work[WORK_COUNT], clock, pages, copy, event;
+        pthread_cond_t moved, work[SLOT_COUNT], clock, pages, copy, event[SLOT_COUNT];
         struct waiter *waiters;
         uint64_t wakes; /* the conditions that were signalled while the lock is held */
         struct version *marked; /* the versions that were marked while the lock is held */
@@ -147,8 +147,8 @@ void catalogue_signal_job_work(struct catalogue *catalogue, const struct job *jo
 void catalogue_signal_job(struct catalogue *catalogue, const struct job *job);
 /* Wakes only the page maker. */
 void catalogue_signal_pages(struct catalogue *catalogue);
-/* Wakes the clients that watch a job: there is an event (events.h). */
-void catalogue_signal_event(struct catalogue *catalogue);
+/* Wakes the clients that watch the job, and those of jobs that share its slot: there is an event (events.h). job NULL: those of all jobs. */
+void catalogue_signal_event(struct catalogue *catalogue, const struct job *job);
 /* catalogue_unlock, for a thread after which the catalogue may be freed. It writes no files, so nothing may be due. */
 void catalogue_unlock_last(struct catalogue *catalogue);
 /* Releases the lock and waits. `cond`: one of the catalogue's; timeout_ms < 0: no limit. It may return early and without

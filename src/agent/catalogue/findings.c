@@ -19,5 +19,5 @@ void finding_note(struct catalogue *catalogue, struct job *job, enum finding_kin
         finding->count++;
         if (!(finding->count & (finding->count - 1))) /* what a program does at each save would be one line for each */
                 log_event(kind == FINDING_ROTTEN ? LOG_LEVEL_ERROR : LOG_LEVEL_WARN, "%s: %s", tag, finding->text);
-        catalogue_signal_event(catalogue);
+        catalogue_signal_event(catalogue, job);
 }

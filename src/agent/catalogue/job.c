@@ -54,7 +54,7 @@ static struct lane *lane_get(struct catalogue *catalogue, const char *persist_pa
         if (!lane)
                 return NULL;
         lane->catalogue = catalogue;
-        lane->slot = catalogue->lane_number++ % WORK_COUNT;
+        lane->slot = catalogue->lane_number++ % SLOT_COUNT;
         lane->next = catalogue->lanes;
         catalogue->lanes = lane;
         return lane;

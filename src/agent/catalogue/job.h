@@ -17,7 +17,7 @@ struct version;
 struct lane {
         struct lane *next;
         struct catalogue *catalogue;
-        uint32_t slot; /* its worker waits for catalogue->work[slot] */
+        uint32_t slot; /* its worker waits for catalogue->work[slot], clients that watch its jobs for event[slot] */
         bool is_running;
         bool is_mending;     /* a thread compares versions with storage (persist/mend.h) */
         bool waited_in_vain; /* a save of its jobs waited for memory until its time limit, and no version has become durable there since */

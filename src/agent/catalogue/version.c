@@ -97,7 +97,7 @@ void version_move(struct catalogue *catalogue, struct version *version, enum neb
         }
         version_changed(catalogue, version);
         if (state == NEBULA_STATE_DURABLE || state == NEBULA_STATE_FAILED || catalogue->has_readers)
-                catalogue_signal_event(catalogue);
+                catalogue_signal_event(catalogue, version->job);
 }
 
 void version_fail(struct catalogue *catalogue, struct version *version, enum nebula_status status, const char *format, ...)

@@ -62,7 +62,7 @@ enum nebula_status evictions_ask(struct catalogue *catalogue, enum nebula_cloud 
                 note_failure(catalogue, evictions, &failure);
         else
                 note_answer(catalogue, evictions, &notice);
-        catalogue_signal_event(catalogue);
+        catalogue_signal_event(catalogue, NULL);
         if (status == NEBULA_INVALID && error)
                 *error = failure;
         return status == NEBULA_INVALID ? status : NEBULA_OK;

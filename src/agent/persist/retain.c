@@ -179,7 +179,7 @@ static void report_removed(struct catalogue *catalogue, struct job *job, const s
                 *removed = (struct removed){ .at = catalogue_moment(catalogue), .size = manifest_size(manifest) };
                 strcpy(removed->tag, manifest->tag);
                 snprintf(removed->rules, sizeof removed->rules, "%s", rules);
-                catalogue_signal_event(catalogue);
+                catalogue_signal_event(catalogue, job);
         }
         catalogue_unlock(catalogue);
         log_event(LOG_LEVEL_INFO, "removed %s from %s, by %s", manifest->tag, job->persist_path, rules);

@@ -412,5 +412,5 @@ void storage_failed(struct catalogue *catalogue, struct job *job, const struct n
         if (!is_new)
                 return;
         job->storage->error_at = catalogue_moment(catalogue);
-        catalogue_signal_event(catalogue);
+        catalogue_signal_event(catalogue, job);
 }

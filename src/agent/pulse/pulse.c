@@ -212,7 +212,7 @@ static void *report_main(void *argument)
         catalogue_lock(catalogue);
         if (report->last[0]) {
                 snprintf(report->job->pulse->hang.text, sizeof report->job->pulse->hang.text, "%s", report->last);
-                catalogue_signal_event(catalogue);
+                catalogue_signal_event(catalogue, report->job);
         }
         report->job->pulse->is_writing = false;
         report->job->pins--;
@@ -262,7 +262,7 @@ static void begin_report(struct catalogue *catalogue, struct job *job, int64_t n
                 catalogue->lane_count--;
                 free(report);
         }
-        catalogue_signal_event(catalogue);
+        catalogue_signal_event(catalogue, job);
 }
 
 static void look_at(struct catalogue *catalogue, struct job *job, int64_t now)

@@ -262,7 +262,7 @@ static void look_for_rival(struct catalogue *catalogue, struct job *job, const c
         is_new = job->rival_seen_at == 0;
         if (is_new)
                 job->rival_seen_at = catalogue_moment(catalogue);
-        catalogue_signal_event(catalogue);
+        catalogue_signal_event(catalogue, job);
         catalogue_unlock(catalogue);
         if (is_new)
                 log_event(LOG_LEVEL_WARN, "another agent (%s) has versions of %s in %s", catalogue->memory->rival, path,
