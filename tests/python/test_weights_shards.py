@@ -413,12 +413,13 @@ def test_shards_of_fsdp2_and_tensor_parallelism_are_put_together_and_so_they_are
         job.kill()
 
 
-def planted(place, number: int, config: bytes = b"", **changes: object) -> None:
-    """Writes a whole publication of two ranks, as their makers do, with changed documents."""
+def planted(place, number: int, config: bytes = b"", value: int | None = None, is_durable: bool = True, **changes: object) -> nm.Session:
+    """Writes a whole publication of two ranks, as their makers do, with changed documents. value: of the elements; None: the number.
+    is_durable: False, it is that after the end of the session that this returns."""
     head, _ = safetensors_header({"w": torch.empty(4, dtype=torch.int16, device="meta")}, {})
     files = {"head": head} | ({"files/config.json": config} if config else {})
     for rank in range(2):
-        data = safetensors_parts({"w": torch.tensor([number, rank], dtype=torch.int16)})
+        data = safetensors_parts({"w": torch.tensor([number if value is None else value, rank], dtype=torch.int16)})
         data = data[0] + bytes(data[1].view(torch.uint8).tolist())
         begin = len(data) - 4
         (part,) = _nebula.delta_sums(data, [(len(head) + 4 * rank, 4, 2, 0, begin)])
@@ -428,10 +429,12 @@ def planted(place, number: int, config: bytes = b"", **changes: object) -> None:
         name = name.replace("_", "-")
         files[name] = change(files[name])
     about = About(number, number, number, 0, "model.safetensors", ranks)
-    with nm.Session(str(place.storage), world=1, persistent_time_interval=0).checkpoint(tag_of(number), metadata=about.stored()) as checkpoint:
+    session = nm.Session(str(place.storage), world=1, persistent_time_interval=0 if is_durable else 10**6)
+    with session.checkpoint(tag_of(number), metadata=about.stored()) as checkpoint:
         for name, content in files.items():
             checkpoint.save_bytes(name, content if isinstance(content, bytes) else json.dumps(content).encode())
-    checkpoint.wait("durable")
+    checkpoint.wait("durable" if is_durable else "committed")
+    return session
 
 
 HOSTILE = {
@@ -487,6 +490,35 @@ def test_a_delta_of_another_publication_with_the_same_number_does_not_stay(place
     checkpoint.wait("durable")
     version = follower.prepare(60)
     assert version.number == 3 and version.tensors()["w"].tolist() == [3, 0, 3, 1]
+
+
+@pytest.mark.parametrize("is_during_the_wait", [False, True])
+def test_what_was_staged_of_a_publication_that_was_lost_is_not_shown_as_another_one_with_its_number(place, follower, monkeypatch, is_during_the_wait):
+    planted(place, 1)
+    follower.prepare(60).commit()
+    lost = [planted(place, 2, value=7, is_durable=False)]
+    wait, waits = nm.Checkpoint.wait, []
+
+    def replace() -> None:
+        place.kill_agent()
+        for image in place.memory.glob("*.img"):
+            image.unlink()
+        lost.clear()
+        planted(place, 2, value=8)
+
+    def waited(checkpoint: nm.Checkpoint, state: str = "durable", timeout: float | None = None) -> None:
+        waits.append(state)
+        if len(waits) > 1:
+            return wait(checkpoint, state, timeout)
+        if not is_during_the_wait:
+            raise nm.NebulaTimeout("storage is away")
+        replace()
+
+    monkeypatch.setattr(nm.Checkpoint, "wait", waited)
+    if not is_during_the_wait:
+        assert follower.prepare(0) is None and waits == ["durable"]
+        replace()
+    assert follower.prepare(60).tensors()["w"].tolist() == [8, 0, 8, 1]
 
 
 def test_dtensors_without_a_process_group_are_refused(place):

@@ -138,6 +138,14 @@ def _cover(parts: list[Shard], memory: mmap.mmap) -> bool:
     return at == len(memory)
 
 
+def _sequence(found: Checkpoint) -> int:
+    """Returns what two writings of one publication differ in. Raises NebulaError if it was lost."""
+    report = found._report()
+    if not report.get("sequence"):
+        raise NebulaError(report.get("error") or f"publication {found.tag!r} is not complete")
+    return int(report["sequence"])
+
+
 class Published:
     """Weights that are staged: whole and verified. They become the current ones by ``commit()``."""
 
@@ -215,6 +223,7 @@ class Subscriber:
         self._current: Slot | None = None
         self._staged: Slot | None = None
         self._newest = 0  # number that was staged
+        self._staging = (0, 0)  # number and sequence of the publication that was staged last, durable or not
         self._deltas: dict[tuple[int, int], bytes] = {}  # by number and rank; the other copy still lacks them
         self._bytes = 0  # that were read of publications
         self._trouble, self._trouble_until, self._trouble_pause = "", 0.0, 1.0
@@ -297,10 +306,16 @@ class Subscriber:
     # -- staging
 
     def _stage(self, found: Checkpoint, about: About, timeout: float | None) -> Published:
-        """Stages a publication while it becomes durable, and waits for that. If that fails, the sums decide what the slot is good for."""
+        """Stages a publication while it becomes durable, and waits for that. If that fails, the sums of the next delta decide what the slot is
+        good for. Another publication with the same number need not have a delta.
+        """
         slot = next(slot for slot in self._slots if slot is not self._current)
         other = next(other for other in self._slots if other is not slot)
-        before = self._bytes
+        before, staging = self._bytes, (about.number, _sequence(found))
+        if self._staging[0] == about.number and self._staging != staging:
+            slot.forget()
+            self._deltas.clear()
+        self._staging = staging
         self._forget_links(slot)
         if about.ranks:
             self._stage_shards(slot, other, found, about)
@@ -308,6 +323,8 @@ class Subscriber:
             self._stage_whole(slot, other, found, about)
         slot.about = about
         found.wait("durable", timeout)
+        if _sequence(found) != staging[1]:
+            raise NebulaCorrupt(f"publication {about.number} has been written again")
         self._newest, self._staged = about.number, slot
         have = other.about.number if other.about is not None and other.about.first == about.first else about.number
         self._deltas = {key: data for key, data in self._deltas.items() if key[0] > have}
