@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from azure_requests import make_container
 from playwright.sync_api import expect
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "integration"))
-from test_azure import make_container  # noqa: E402
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "azurite.sh"
 PATH = "az://devstoreaccount1/training/run7"
