@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/integration")]
 
 import test_read_once  # noqa: E402
 from networks import Networks  # noqa: E402
-from test_read_once import MIB, RANK, SAVE, Node, load  # noqa: E402
+from test_read_once import MIB, RANK, SAVE, Node, load_counted  # noqa: E402
 from waiting import until  # noqa: E402
 
 ENTER = """
@@ -66,13 +65,7 @@ def together(nodes: list[Placed], path: str) -> tuple[float, list[int]]:
             assert rank.stdout.readline().strip() == "ready"
         if len(nodes) > 1:
             until(lambda: all(node.listens() for node in nodes), 120, "listeners of all nodes")
-        before = [node.agent()["fetched_bytes"] for node in nodes]
-        begun = time.monotonic()
-        load(ranks)
-        for rank in ranks:
-            assert rank.stdout.readline().strip() == "loaded"
-        seconds = time.monotonic() - begun
-        return seconds, [node.agent()["fetched_bytes"] - was for node, was in zip(nodes, before, strict=True)]
+        return load_counted(nodes, ranks)
     finally:
         for rank in ranks:
             rank.kill()

@@ -128,6 +128,17 @@ def load(ranks: list[fork_server.Trainer]) -> None:
         rank.stdin.flush()
 
 
+def load_counted(nodes: list[Node], ranks: list[fork_server.Trainer]) -> tuple[float, list[int]]:
+    """Returns the seconds until all ranks have loaded, and the bytes that each node has read from the store."""
+    before = [node.agent()["fetched_bytes"] for node in nodes]
+    begun = time.monotonic()
+    load(ranks)
+    for rank in ranks:
+        assert rank.stdout.readline().strip() == "loaded"
+    seconds = time.monotonic() - begun
+    return seconds, [node.agent()["fetched_bytes"] - was for node, was in zip(nodes, before, strict=True)]
+
+
 @pytest.mark.parametrize("how", ["whole", "into"])
 def test_the_nodes_of_a_job_read_a_file_from_the_store_once_and_hand_it_on(stored, root, how):
     server, path = stored
@@ -136,13 +147,7 @@ def test_the_nodes_of_a_job_read_a_file_from_the_store_once_and_hand_it_on(store
     with ready([gone], path, how):
         os.kill(gone.agent()["pid"], signal.SIGKILL)
     with ready(nodes, path, how) as ranks:
-        before = [node.agent()["fetched_bytes"] for node in nodes]
-        begun = time.monotonic()
-        load(ranks)
-        for rank in ranks:
-            assert rank.stdout.readline().strip() == "loaded"
-        seconds = time.monotonic() - begun
-        read = [node.agent()["fetched_bytes"] - was for node, was in zip(nodes, before, strict=True)]
+        seconds, read = load_counted(nodes, ranks)
     total = sum(read) / (MIB << 20)
     print(f"{NODES} nodes, {how}: {seconds:.1f} s; the store has sent {total:.3f} times the {MIB} MiB of the file; MiB by node: {[one >> 20 for one in read]}")
     assert 1.0 <= total <= 1.1, read

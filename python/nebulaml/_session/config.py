@@ -233,8 +233,7 @@ def history_dir(settings: Settings) -> str:
             return _absolute("outputs/nebula")
         except NebulaConfigError as failure:
             log.warning("nebula: checkpointHistories.csv is written beside the storage: %s", failure)
-    place = without_scheme(settings.persist_path)
-    return "" if is_url(place) else os.path.join(place, ".nebula")
+    return "" if is_url(settings.persist_path) else os.path.join(without_scheme(settings.persist_path), ".nebula")
 
 
 def _defaults() -> Settings:

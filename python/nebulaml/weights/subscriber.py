@@ -70,6 +70,7 @@ def _locked(directory: Path) -> int:
             raise NebulaConfigError(
                 f"Subscriber(directory={os.fspath(directory)!r}): another process has a subscriber there. Give each one a directory of its own"
             ) from None
+        log.debug("nebula: %s cannot be locked: %s", directory, failure)  # such as a file system without locks: the program sees to it
     return descriptor
 
 

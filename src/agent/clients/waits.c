@@ -399,6 +399,12 @@ enum nebula_status request_find_path(struct connection *connection, const void *
         return status;
 }
 
+/* Signalled at an event of the session's job. */
+static pthread_cond_t *event_of(const struct connection *connection)
+{
+        return &connection->catalogue->event[connection->session->job->lane->slot];
+}
+
 /* The next event of a cloud. The client's thread asks the cloud while the client waits. */
 static enum nebula_status watch_cloud(struct connection *connection, const struct ipc_watch *request, struct answer *answer,
                                       struct nebula_error *error)
@@ -422,7 +428,7 @@ static enum nebula_status watch_cloud(struct connection *connection, const struc
                 if (os->now_ns() >= until)
                         status = error_set(error, NEBULA_TIMEOUT, 0, "no event has come");
                 else
-                        status = wait_slice(connection, &catalogue->event[connection->session->job->lane->slot], until < evictions->due_ns ? until : evictions->due_ns, &timeout, error);
+                        status = wait_slice(connection, event_of(connection), until < evictions->due_ns ? until : evictions->due_ns, &timeout, error);
                 if (status)
                         break;
         }
@@ -456,7 +462,7 @@ enum nebula_status request_watch(struct connection *connection, const void *payl
         catalogue_lock(catalogue);
         while (!status && !next_event(connection, request, &answer->body.event)) {
                 status = timeout ? error_set(error, NEBULA_TIMEOUT, 0, "no event has come") :
-                                   wait_slice(connection, &catalogue->event[connection->session->job->lane->slot], until, &timeout, error);
+                                   wait_slice(connection, event_of(connection), until, &timeout, error);
         }
         catalogue_unlock(catalogue);
         answer->size = sizeof answer->body.event;
