@@ -1,9 +1,29 @@
-"""Finds agents by their environment."""
+"""Finds agents by their environment, and stops processes."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
+
+from waiting import until
+
+
+def stop(pid: int) -> None:
+    """Stops the process, and returns when each of its threads stands still: SIGSTOP alone returns before, and a thread may answer once more."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: all(state in "TtZX" for state in _states(pid)), 60, f"the stop of process {pid}")
+
+
+def _states(pid: int) -> list[str]:
+    found = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            found.append(stat.read_text().rpartition(")")[2].split()[0])
+        except OSError:  # the thread has ended
+            continue
+    return found
 
 
 def agents(matches: Callable[[set[str]], bool]) -> list[int]:

@@ -17,6 +17,7 @@ import time
 import zipfile
 
 import pytest
+from processes import stop
 from waiting import until
 
 torch = pytest.importorskip("torch")
@@ -328,7 +329,7 @@ def test_a_version_that_is_removed_during_verify_is_named_and_is_no_damage(nebul
     ) as verify:
         while not has_open(verify.pid, "model.pt"):
             assert verify.poll() is None, "it was done before it could be held"
-        verify.send_signal(signal.SIGSTOP)
+        stop(verify.pid)
         for tag in "global_step1", "global_step2":
             shutil.rmtree(store / tag)
         make("global_step3", "model.pt=100", store=store)
@@ -473,6 +474,7 @@ def held(nebula, tmp_path):
                 assert process.poll() is None, "it was done before it could be held"
             process.send_signal(signal.SIGSTOP)
             run_as_others(process.pid)
+            stop(process.pid)
             meanwhile()
             process.send_signal(signal.SIGCONT)
             out, told = process.communicate(timeout=60)

@@ -21,6 +21,7 @@ pytest.importorskip("nebulaml")
 from emulators import between_server, emulator
 from nebulaml._session import locate
 from nebulaml.elastic import store_cells, table_cells
+from processes import stop
 from torchrun_nodes import Job, Node, counted, counting
 
 STORAGE = os.environ.get("NEBULA_TEST_STORAGE", "")
@@ -203,7 +204,7 @@ def test_a_node_that_stood_still_and_was_taken_for_dead_is_taken_in_again(start_
     job = start_job("--nnodes=1:2", "--max-restarts=3")
     one = start(job, storage, 2)
     one.wait_for(lambda said: said["world"] == 1)
-    os.kill(one.process.pid, signal.SIGSTOP)  # the agent; its worker trains on
+    stop(one.process.pid)  # the agent; its worker trains on
     time.sleep(4.5)
     two = start(job, storage, 3)
     two.wait_for(lambda said: said["world"] == 1)

@@ -21,6 +21,7 @@ from pathlib import Path
 import fork_server
 import processes
 import pytest
+from processes import stop
 from trainers import IMPORTS
 from waiting import until
 
@@ -108,7 +109,7 @@ class Node:
         """Removes the whole node: processes, agent and memory. The agent stops first, so it cannot persist what the processes leave."""
         pid = self.agent()
         if pid is not None:
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
         for process in processes:
             process.kill()
             process.wait()

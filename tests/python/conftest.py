@@ -20,6 +20,7 @@ import processes
 import pytest
 from hypothesis import settings
 from ports import held_port
+from processes import stop
 from trainers import IMPORTS
 from waiting import until
 
@@ -80,7 +81,7 @@ class Place:
     def kill_all(self, *trainers: subprocess.Popen[str] | fork_server.Trainer) -> None:
         """Kills trainers and agents. The agents stop first: so they persist nothing that the trainers leave, and no trainer starts another one."""
         for pid in self.agents():
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
         for trainer in trainers:
             trainer.kill()
             trainer.wait(timeout=30)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
@@ -21,6 +20,7 @@ from nebulaml import _nebula, api
 from nebulaml._session import agree, config, engine, ranks
 from nebulaml.errors import NebulaConfigError, NebulaUnavailable
 from nebulaml.integrations import guards
+from processes import stop
 from waiting import until
 
 
@@ -399,7 +399,7 @@ def test_a_file_that_storage_cannot_bring_is_not_found_and_the_reason_is_said(pl
     assert second.ask("latest") == ["global_step2"] * 2
     for pid in place.agents():
         if b"NEBULA_NODE_ID=n0" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
     (answer,) = second.ask("read", "r0", only=1)
     second.kill()
     assert answer.startswith("NebulaNotFound: checkpoint 'global_step2' has no file 'r0'; it has: r1; "), answer

@@ -17,6 +17,7 @@ import pytest
 import torch
 from nebulaml._session import locate
 from nebulaml.errors import NebulaError
+from processes import stop
 from waiting import until
 
 MIB = 1 << 20
@@ -173,7 +174,7 @@ def test_an_agent_killed_while_it_persists_leaves_no_torn_version_and_the_next_o
     folder = place.storage / "global_step2" / ".nebula"
     until(lambda: any(folder.glob("tmp-*")))
     for pid in place.agents():  # no successor while we look
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
     assert not (folder / "manifest-1.json").exists()
     place.kill_agent()
     assert [line.strip() for line in process.stdout][-1] == "durable"

@@ -6,6 +6,7 @@ import signal
 import pytest
 import torch
 from nebulaml.integrations import export
+from processes import stop
 from waiting import until
 
 safetensors = pytest.importorskip("safetensors.torch")
@@ -55,7 +56,7 @@ def test_every_version_that_asks_gets_its_own_values_and_the_call_returns_at_onc
         assert nm.export_safetensors(checkpoint, tmp_path / f"{step}.safetensors")
         if step == 1:
             process = export._process
-            process.send_signal(signal.SIGSTOP)  # who waited for it would now wait for ever
+            stop(process.pid)  # who waited for it would now wait for ever
     process.send_signal(signal.SIGCONT)
     while os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0):
         assert process.poll() is None, "ended without lowering its priority"
@@ -85,7 +86,7 @@ def test_a_wait_that_timed_out_can_be_waited_for_again(nm, tmp_path):
         checkpoint.save("model.pt", {"w": torch.arange(5.0)})
     assert nm.export_safetensors(checkpoint, tmp_path / "x.safetensors")
     process = export._process
-    process.send_signal(signal.SIGSTOP)
+    stop(process.pid)
     assert not nm.wait_for_exports(0.1)
     assert not nm.wait_for_exports(0.1)
     process.send_signal(signal.SIGCONT)

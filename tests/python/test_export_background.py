@@ -11,6 +11,7 @@ import pytest
 import torch
 from nebulaml.errors import NebulaConfigError
 from nebulaml.export import background
+from processes import stop
 from waiting import until
 
 safetensors = pytest.importorskip("safetensors.torch")
@@ -60,7 +61,7 @@ def test_the_newest_version_wins_and_no_save_waits_for_an_export(nm, place, tmp_
         manager.save(1, {"model": {"w": torch.full((5,), 1.0)}}, force=True)
         until(lambda: processes_of(os.getpid()), 60)
         [process] = processes_of(os.getpid())
-        os.kill(process, signal.SIGSTOP)  # a save that waited for it would wait for ever
+        stop(process)  # a save that waited for it would wait for ever
         for step in (2, 3, 4):
             manager.save(step, {"model": {"w": torch.full((5,), float(step))}}, force=True)
         manager.wait(4)

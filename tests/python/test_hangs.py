@@ -13,6 +13,7 @@ from typing import Any
 
 import nebulaml as nm
 import pytest
+from processes import stop
 from test_verdict import asked
 from waiting import until
 
@@ -169,7 +170,7 @@ def test_gdb_shows_the_native_stacks_of_a_rank_that_hangs(place, tmp_path, monke
 def test_a_job_that_goes_on_is_fine_again(place):
     trainer = place.trainer(HANGS, place.storage, 0, 1, stdin=True)
     tell(trainer, "2")
-    os.kill(trainer.pid, signal.SIGSTOP)
+    stop(trainer.pid)
     until(lambda: job(place)["verdict"]["state"] == "broken", 60)
     os.kill(trainer.pid, signal.SIGCONT)
     tell(trainer, "0.5")

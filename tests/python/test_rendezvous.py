@@ -16,6 +16,7 @@ from nebulaml.elastic.backend import Backend
 from nebulaml.elastic.cells import PAUSE_MOST_S, Cell, escape
 from nebulaml.elastic.state import LOST, View
 from nebulaml.elastic.store_cells import LogCells, StoreProcess, open_cells
+from processes import stop
 from rendezvous_promises import Promises, Unsteady, make_state, parts
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc
@@ -95,7 +96,7 @@ def test_storage_that_hangs_is_told_and_its_answer_still_taken(place, caplog):
     process = StoreProcess(str(place.storage), slow_s=0.1)
     process.ask(do="features")
     stopped, found = process._process.pid, []
-    os.kill(stopped, signal.SIGSTOP)
+    stop(stopped)
     asking = threading.Thread(target=lambda: found.append(process.ask(do="list", prefix="")))
     asking.start()
     try:
@@ -116,7 +117,7 @@ def test_a_request_that_a_signal_cut_off_gives_its_answer_to_no_other(cells):
     one, cell = cells(), Cell("job", "key")
     one.put(cell, "value")
     stopped = one.process._process.pid
-    os.kill(stopped, signal.SIGSTOP)
+    stop(stopped)
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.3)

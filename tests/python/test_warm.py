@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from nebulaml._session import locate
 from nebulaml.elastic import warm, worker
+from processes import stop
 from waiting import until
 
 STUB = [sys.executable, "-S", "-E", worker.__file__]
@@ -353,7 +354,7 @@ def test_a_template_that_is_stopped_delays_no_worker_for_ever(launcher, monkeypa
     path = launcher.script("print('runs')")
     launcher.template("json")
     assert launcher.run(path)[0] == 0
-    os.kill(launcher.pid, signal.SIGSTOP)
+    stop(launcher.pid)
     copy = launcher.folder / "worker.py"
     copy.write_text(Path(worker.__file__).read_text().replace("WAIT_S = 120.0", "WAIT_S = 0.3"))
     begun = time.monotonic()

@@ -17,6 +17,7 @@ import pytest
 import torch
 from nebulaml.errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaTimeout
 from nebulaml.weights.publication import About, Layout, number_of, tag_of
+from processes import stop
 from safetensors.torch import load_file
 from waiting import until
 
@@ -309,7 +310,7 @@ def test_the_maker_of_a_run_that_was_killed_and_the_next_run_on_another_node_tak
     old.publish(1)
     first = follower.prepare(60)
     assert busy.prepare(60).number == first.number
-    os.kill(old.maker, signal.SIGSTOP)
+    stop(old.maker)
     old.publish(2)
     old.kill()
     new = Trainer(place, "other")
@@ -366,14 +367,14 @@ def test_what_a_maker_that_died_had_not_made_another_one_makes(place, follower):
         publisher.publish(2)
         version = follower.prepare(60)
         assert version.step == 2 and same(version.tensors(), state)
-        os.kill(publisher._maker.pid, signal.SIGSTOP)
+        stop(publisher._maker.pid)
         train(state, 3)
         publisher.publish(3)
         os.kill(publisher._maker.pid, signal.SIGKILL)
         publisher.wait(60)  # another one has made it
         version = follower.prepare(60)
         assert version.step == 3 and same(version.tensors(), state)
-        os.kill(publisher._maker.pid, signal.SIGSTOP)
+        stop(publisher._maker.pid)
         publisher.publish(4)
         os.kill(publisher._maker.pid, signal.SIGKILL)
         publisher._hear(60)
@@ -388,7 +389,7 @@ def test_more_publications_than_the_makers_pipe_holds_wait_for_the_maker(place, 
         assert publisher.publish(1)
         publisher.wait(60)
         maker = publisher._maker
-        os.kill(maker.pid, signal.SIGSTOP)
+        stop(maker.pid)
         for step in range(2, 3000):  # a request has some 100 bytes, the pipe 64 KiB
             state["weight"].fill_(step)
             assert publisher.publish(step)

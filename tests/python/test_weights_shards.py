@@ -22,6 +22,7 @@ from nebulaml.integrations.redirect import safetensors_header, safetensors_parts
 from nebulaml.weights import shards
 from nebulaml.weights.publication import About, tag_of
 from ports import held_port
+from processes import stop
 from safetensors.torch import load_file
 from trainers import IMPORTS
 from waiting import until
@@ -217,7 +218,7 @@ def test_a_killed_maker_costs_no_publication(job, follower, out):
     assert job.ask("publish", 1) == [True, True] and exact(follower.prepare(60), out)
     assert job.ask("wait") == ["durable", "durable"]
     makers = job.ask("maker")
-    os.kill(makers[1], signal.SIGSTOP)
+    stop(makers[1])
     assert job.ask("publish", 2) == [True, True] and job.ask("publish", 3) == [True, True]
     os.kill(makers[1], signal.SIGKILL)
     assert job.ask("wait") == ["durable", "durable"]
@@ -252,7 +253,7 @@ def test_a_store_whose_host_hangs_keeps_a_publication_waiting_once_and_not_for_e
         store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
         monkeypatch.setattr(shards.ranks, "store", lambda: store)
         shards.compare_steps("/p", 1, 1, 10)
-        os.kill(host.pid, signal.SIGSTOP)
+        stop(host.pid)
         with pytest.raises(NebulaError, match="has not answered"):
             shards.compare_steps("/p", 1, 2, 20)
         with pytest.raises(NebulaError, match="does not answer"):
