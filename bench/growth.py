@@ -30,7 +30,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 MAKER = ROOT / "build/tests/unit/cli/make_version"
-SIZES = {"versions": [10, 100, 1000, 10_000, 100_000], "files": [10, 100, 1000, 10_000], "jobs": [10, 100, 300]}
+SIZES = {"versions": [10, 100, 1000, 10_000, 100_000], "files": [10, 100, 1000, 10_000], "jobs": [10, 100, 300, 1000]}
 SAVES = 200  # of one file, so that the CPU time is many ticks of 10 ms
 WARM = 3  # the first saves wait until the agent has read all manifests
 TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")

@@ -46,19 +46,11 @@ static int64_t end_sessions(struct catalogue *catalogue, int64_t now)
                                          session->job->name, session->job->persist_path);
                                 commit_session_ended(catalogue, session);
                         }
+                        catalogue_session_moved(session, &(struct session){ 0 });
                         free(session);
                 }
         }
         return due;
-}
-
-static bool has_trainers(const struct catalogue *catalogue, const struct job *job)
-{
-        const struct session *session = catalogue->sessions;
-
-        while (session && (session->job != job || session->role != IPC_ROLE_TRAINER))
-                session = session->next;
-        return session != NULL;
 }
 
 /* A job whose trainers have left may restart and load its newest version. Its memory counts against the machine and the cgroup, where
@@ -70,7 +62,7 @@ static int64_t release_ended(struct catalogue *catalogue, struct job *job, int64
         int64_t until = since + (int64_t)catalogue->linger_s * SECOND_NS;
         bool is_kept = now < until;
 
-        if (!job->live || has_trainers(catalogue, job))
+        if (!job->live || job->trainer_session_count)
                 return INT64_MAX;
         if (policy_release(catalogue, job, is_kept, NULL) && !is_kept)
                 log_event(LOG_LEVEL_INFO, "versions of job \"%s\" in %s leave memory: no trainer has connected for %" PRIu64 " s", job->name,
@@ -85,7 +77,6 @@ static int64_t release_idle(struct catalogue *catalogue, int64_t now)
 
         while (!catalogue->connection_count && policy_drop_restored(catalogue))
                 pthread_cond_signal(&catalogue->pages);
-        catalogue_count_trainers(catalogue);
         for (struct job *job = catalogue->jobs; job; job = job->next) {
                 due = earlier(due, release_ended(catalogue, job, now));
                 if (job->trainer_count || !memory_free_bytes(catalogue->memory, job))

@@ -12,17 +12,21 @@
 
 /* Bits of `wakes`. */
 #define WAKE_MOVED 1u
+#define WAKE_WORK 2u /* this one and WAKE_EVENT: of the lane `woken` */
 #define WAKE_PAGES 4u
 #define WAKE_CLOCK 8u
 #define WAKE_COPY 16u
+#define WAKE_EVENT 32u
 #define WAKE_CAPTURED 64u /* the first of REACHED_COUNT bits */
 #define WAKE_REACHED (WAKE_CAPTURED << REACHED_COUNT)
-#define WAKE_WORK_FIRST (UINT64_C(1) << 32) /* the first of SLOT_COUNT bits */
-#define WAKE_WORK (ALL_SLOTS * WAKE_WORK_FIRST)
-#define WAKE_EVENT_FIRST (WAKE_WORK_FIRST << SLOT_COUNT)
-#define WAKE_EVENT (ALL_SLOTS * WAKE_EVENT_FIRST)
-#define ALL_SLOTS ((UINT64_C(1) << SLOT_COUNT) - 1)
 #define WAKE_VERSIONS (((1u << 2 * REACHED_COUNT) - 1) * WAKE_CAPTURED)
+
+/* The conditions that were signalled under the lock. */
+struct signalled {
+        uint32_t wakes;
+        struct lane *woken; /* NULL: all lanes */
+        struct lane *lanes; /* a lane stays where it is in the list for as long as the catalogue, so that it can be read without the lock */
+};
 
 double catalogue_now(void)
 {
@@ -44,10 +48,6 @@ void catalogue_init(struct catalogue *catalogue, const struct room *const *rooms
         catalogue->memory = memory;
         lock_init(&catalogue->catalogue_lock, LOCK_CATALOGUE);
         os_cond_init(&catalogue->moved);
-        for (size_t i = 0; i < SLOT_COUNT; i++) {
-                os_cond_init(&catalogue->work[i]);
-                os_cond_init(&catalogue->event[i]);
-        }
         os_cond_init(&catalogue->clock);
         os_cond_init(&catalogue->pages);
         os_cond_init(&catalogue->copy);
@@ -70,10 +70,6 @@ void catalogue_done(struct catalogue *catalogue)
                 free(session);
         }
         pthread_cond_destroy(&catalogue->moved);
-        for (size_t i = 0; i < SLOT_COUNT; i++) {
-                pthread_cond_destroy(&catalogue->work[i]);
-                pthread_cond_destroy(&catalogue->event[i]);
-        }
         pthread_cond_destroy(&catalogue->clock);
         pthread_cond_destroy(&catalogue->pages);
         pthread_cond_destroy(&catalogue->copy);
@@ -147,16 +143,25 @@ static void write_described(struct catalogue *catalogue, uint64_t number)
         catalogue_unlock(catalogue);
 }
 
-static void wake(struct catalogue *catalogue, uint64_t wakes)
+static void wake_lane(struct lane *lane, uint32_t wakes)
 {
+        if (wakes & WAKE_WORK)
+                pthread_cond_signal(&lane->work);
+        if (wakes & WAKE_EVENT)
+                pthread_cond_broadcast(&lane->event);
+}
+
+static void wake(struct catalogue *catalogue, const struct signalled *signalled)
+{
+        uint32_t wakes = signalled->wakes;
+
         if (wakes & WAKE_MOVED)
                 pthread_cond_broadcast(&catalogue->moved);
-        for (size_t i = 0; i < SLOT_COUNT && wakes & (WAKE_WORK | WAKE_EVENT); i++) {
-                if (wakes & WAKE_WORK_FIRST << i)
-                        pthread_cond_broadcast(&catalogue->work[i]);
-                if (wakes & WAKE_EVENT_FIRST << i)
-                        pthread_cond_broadcast(&catalogue->event[i]);
-        }
+        if (signalled->woken)
+                wake_lane(signalled->woken, wakes);
+        else if (wakes & (WAKE_WORK | WAKE_EVENT))
+                for (struct lane *lane = signalled->lanes; lane; lane = lane->next)
+                        wake_lane(lane, wakes);
         if (wakes & WAKE_CLOCK)
                 pthread_cond_signal(&catalogue->clock);
         if (wakes & WAKE_PAGES)
@@ -166,7 +171,7 @@ static void wake(struct catalogue *catalogue, uint64_t wakes)
 }
 
 /* Takes the waiters whose wait is over off the list. */
-static struct waiter *take_waiters(struct catalogue *catalogue, uint64_t wakes)
+static struct waiter *take_waiters(struct catalogue *catalogue, uint32_t wakes)
 {
         struct waiter *over = NULL, **link = &catalogue->waiters;
 
@@ -185,12 +190,13 @@ static struct waiter *take_waiters(struct catalogue *catalogue, uint64_t wakes)
 }
 
 /* Collects the signalled conditions until no new one comes: the check of a waiter may signal more. */
-static struct waiter *take_wakes(struct catalogue *catalogue, uint64_t *ret_wakes)
+static struct waiter *take_wakes(struct catalogue *catalogue, struct signalled *ret)
 {
         struct waiter *over = take_waiters(catalogue, catalogue->wakes);
 
-        *ret_wakes = catalogue->wakes;
+        *ret = (struct signalled){catalogue->wakes, catalogue->woken, catalogue->lanes};
         catalogue->wakes = 0;
+        catalogue->woken = NULL;
         return over;
 }
 
@@ -206,25 +212,24 @@ static void notify(struct waiter *over)
 
 void catalogue_unlock(struct catalogue *catalogue)
 {
-        uint64_t wakes;
-        struct waiter *over = take_wakes(catalogue, &wakes);
+        struct signalled signalled;
+        struct waiter *over = take_wakes(catalogue, &signalled);
         uint64_t number;
 
         describe_marked(catalogue);
         number = memory_files_added(&catalogue->memory->files);
         lock_give(&catalogue->catalogue_lock);
         write_described(catalogue, number); /* first: a thread that is woken before would wait for the same file */
-        if (wakes)
-                wake(catalogue, wakes);
+        wake(catalogue, &signalled);
         notify(over);
 }
 
 static void wake_with_lock(struct catalogue *catalogue)
 {
-        uint64_t wakes;
-        struct waiter *over = take_wakes(catalogue, &wakes);
+        struct signalled signalled;
+        struct waiter *over = take_wakes(catalogue, &signalled);
 
-        wake(catalogue, wakes);
+        wake(catalogue, &signalled);
         notify(over);
 }
 
@@ -277,7 +282,14 @@ static uint32_t helpers_needed(const struct catalogue *catalogue)
         return wakes;
 }
 
-static void signal_some(struct catalogue *catalogue, uint64_t others)
+/* Also wakes threads of the lane; NULL: of all lanes. Two lanes under one lock are rare, and wake all. */
+static void signal_lane(struct catalogue *catalogue, struct lane *lane, uint32_t wakes)
+{
+        catalogue->woken = !(catalogue->wakes & (WAKE_WORK | WAKE_EVENT)) || catalogue->woken == lane ? lane : NULL;
+        catalogue->wakes |= wakes;
+}
+
+static void signal_some(struct catalogue *catalogue, uint32_t others)
 {
         catalogue->change_count++;
         catalogue->wakes |= others | WAKE_MOVED | helpers_needed(catalogue);
@@ -285,24 +297,21 @@ static void signal_some(struct catalogue *catalogue, uint64_t others)
 
 void catalogue_signal(struct catalogue *catalogue)
 {
-        signal_some(catalogue, WAKE_VERSIONS | WAKE_WORK | WAKE_CLOCK | (catalogue->stopping ? WAKE_EVENT : 0));
+        signal_lane(catalogue, NULL, WAKE_WORK | (catalogue->stopping ? WAKE_EVENT : 0));
+        signal_some(catalogue, WAKE_VERSIONS | WAKE_CLOCK);
 }
 
 void catalogue_signal_work(struct catalogue *catalogue)
 {
         catalogue->change_count++;
-        catalogue->wakes |= WAKE_WORK | WAKE_CLOCK;
-}
-
-static uint64_t worker_of(const struct job *job)
-{
-        return WAKE_WORK_FIRST << job->lane->slot;
+        signal_lane(catalogue, NULL, WAKE_WORK);
+        catalogue->wakes |= WAKE_CLOCK;
 }
 
 void catalogue_signal_worker(struct catalogue *catalogue, const struct job *job)
 {
         catalogue->change_count++;
-        catalogue->wakes |= worker_of(job);
+        signal_lane(catalogue, job->lane, WAKE_WORK);
 }
 
 void catalogue_signal_job_work(struct catalogue *catalogue, const struct job *job)
@@ -311,9 +320,15 @@ void catalogue_signal_job_work(struct catalogue *catalogue, const struct job *jo
         catalogue->wakes |= WAKE_CLOCK;
 }
 
+void catalogue_signal_lane(struct catalogue *catalogue, struct lane *lane)
+{
+        signal_lane(catalogue, lane, WAKE_WORK);
+        signal_some(catalogue, WAKE_VERSIONS | WAKE_CLOCK);
+}
+
 void catalogue_signal_job(struct catalogue *catalogue, const struct job *job)
 {
-        signal_some(catalogue, WAKE_VERSIONS | worker_of(job) | WAKE_CLOCK);
+        catalogue_signal_lane(catalogue, job->lane);
 }
 
 void catalogue_signal_pages(struct catalogue *catalogue)
@@ -323,17 +338,17 @@ void catalogue_signal_pages(struct catalogue *catalogue)
 
 void catalogue_signal_event(struct catalogue *catalogue, const struct job *job)
 {
-        catalogue->wakes |= job ? WAKE_EVENT_FIRST << job->lane->slot : WAKE_EVENT;
+        signal_lane(catalogue, job ? job->lane : NULL, WAKE_EVENT);
 }
 
 void version_changed(struct catalogue *catalogue, struct version *version)
 {
-        uint32_t starts = version->job->lane->is_running ? 0 : WAKE_CLOCK;
-        /* Without a storage path there is nothing to persist. */
-        uint64_t works = version->job->persist_path[0] || version_result(version) ? worker_of(version->job) : 0;
+        struct job *job = version->job;
 
         version_mark(catalogue, version);
-        signal_some(catalogue, starts | works | (WAKE_CAPTURED | WAKE_REACHED) << version->id % REACHED_COUNT);
+        if (job->persist_path[0] || version_result(version)) /* without a storage path there is nothing to persist */
+                signal_lane(catalogue, job->lane, WAKE_WORK);
+        signal_some(catalogue, (job->lane->is_running ? 0 : WAKE_CLOCK) | (WAKE_CAPTURED | WAKE_REACHED) << version->id % REACHED_COUNT);
 }
 
 void version_signal_captured(struct catalogue *catalogue, const struct version *version)
@@ -360,21 +375,31 @@ struct session *catalogue_session(struct catalogue *catalogue, uint64_t nonce)
         return NULL;
 }
 
-uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct job *job)
+/* one: 1 or -1. */
+static void count(const struct session *session, int one)
 {
-        uint32_t count = 0;
+        bool trains = session->role == IPC_ROLE_TRAINER;
 
-        for (const struct session *session = catalogue->sessions; session; session = session->next)
-                count += session->connection_count && session->role == IPC_ROLE_TRAINER && (!job || session->job == job);
-        return count;
+        if (!session->job)
+                return;
+        session->job->session_count += one;
+        session->job->trainer_session_count += trains ? one : 0;
+        session->job->trainer_count += trains && session->connection_count ? one : 0;
 }
 
-void catalogue_count_trainers(struct catalogue *catalogue)
+void catalogue_session_moved(const struct session *before, const struct session *session)
 {
-        for (struct job *job = catalogue->jobs; job; job = job->next)
-                job->trainer_count = 0;
-        for (const struct session *session = catalogue->sessions; session; session = session->next)
-                session->job->trainer_count += session->connection_count && session->role == IPC_ROLE_TRAINER;
+        count(before, -1);
+        count(session, 1);
+}
+
+uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct job *job)
+{
+        uint32_t count = job ? job->trainer_count : 0;
+
+        for (job = job ? NULL : catalogue->jobs; job; job = job->next)
+                count += job->trainer_count;
+        return count;
 }
 
 bool catalogue_is_spare(const struct catalogue *catalogue, const struct job *job)

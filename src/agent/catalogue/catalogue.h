@@ -23,11 +23,11 @@
  *
  *     waiter   a state of one version; the thread that changes the state answers
  *     moved    any other change that a client waits for
- *     work     the persist workers: something to write; one for each slot of lanes (job.h)
+ *     work     the persist worker of a lane (job.h): something to write
  *     clock    the thread that keeps the clock and starts the workers
  *     pages    the page maker: spare images, pages to give back
  *     copy     the copy sender: copies on other nodes
- *     event    clients that follow the events of a job or a cloud (WATCH); one for each slot of lanes
+ *     event    clients that follow the events of a lane's jobs (WATCH)
  *
  * They are woken when the lock is released (catalogue_unlock, catalogue_wait). When every rank of a node
  * saves at once, a thread that wakes up while the lock is still held costs as much as its request.
@@ -45,7 +45,6 @@
 
 #define WORLD_MAX DOCUMENT_WORLD_MAX /* documents in storage cannot describe more ranks */
 #define SESSION_MAX 4096  /* connections */
-#define SLOT_COUNT 16     /* a change of one storage path wakes its worker and its watchers, and those that share its slot */
 #define REACHED_COUNT 8   /* few versions are waited for at the same time; if two share a slot, the waiters of both are checked */
 
 #define SESSION_HINTS_MAX 64 /* files; images for more are made when they are saved */
@@ -62,20 +61,20 @@ struct session {
         uint32_t pid; /* as the client reports it, for people */
         uint32_t seen_pid; /* the pid as the agent sees it, for os->alive; 0: not visible in the agent's pid namespace */
         uint32_t rank, world, role;
-        char run[IPC_NAME_MAX];
         uint32_t connection_count;
         uint64_t number; /* larger for a later session */
-        struct lineage_base loaded;
-        uint64_t hinted[SESSION_HINTS_MAX]; /* capacities of images for the files that it has hinted, until its job's next commit */
         uint32_t hint_count;
         bool are_foreseen; /* the hints are the agent's own (policy_foresee): those of the session replace them */
         int64_t foreseen_ns; /* from then on they count; 0: they do, or there are none */
         uint64_t leased; /* of a reader: the version that it found last; 0: none */
-        struct keep_rule rule;
         bool has_begun;  /* has begun a version; until then it may be about to load the version that the agent has named to it */
         uint64_t given_way_reported; /* the job's given_way_count that was reported to it */
         int64_t left_ns; /* when its last connection ended */
         double since;
+        char run[IPC_NAME_MAX];
+        struct lineage_base loaded;
+        uint64_t hinted[SESSION_HINTS_MAX]; /* capacities of images for the files that it has hinted, until its job's next commit */
+        struct keep_rule rule;
 };
 /* A client that waits for a state of a version. Its thread is not woken to check: the thread that changes the
  * version checks and answers. */
@@ -87,16 +86,16 @@ struct waiter {
 };
 struct catalogue {
         struct lock catalogue_lock;
-        pthread_cond_t moved, work[SLOT_COUNT], clock, pages, copy, event[SLOT_COUNT];
+        pthread_cond_t moved, clock, pages, copy;
         struct waiter *waiters;
-        uint64_t wakes; /* the conditions that were signalled while the lock is held */
+        uint32_t wakes; /* the conditions that were signalled while the lock is held */
+        struct lane *woken; /* those of this lane; NULL: of all */
         struct version *marked; /* the versions that were marked while the lock is held */
         const struct room *const *rooms; /* the rooms, NULL at the end (room.h) */
         struct memory *memory;           /* the memory tier */
         struct evictions *evictions;     /* used by evictions.h */
         struct job *jobs;
         struct lane *lanes;
-        uint32_t lane_number; /* of the last lane */
         struct place *places; /* used by location.h */
         uint32_t lane_count; /* lanes whose worker runs, and searches in storage on threads of their own */
         struct session *sessions;
@@ -143,11 +142,12 @@ void catalogue_signal_work(struct catalogue *catalogue);
 /* Wakes only the worker of the job's storage path; catalogue_signal_job_work: and the clock. */
 void catalogue_signal_worker(struct catalogue *catalogue, const struct job *job);
 void catalogue_signal_job_work(struct catalogue *catalogue, const struct job *job);
-/* catalogue_signal, but of the workers only that of the job's storage path is woken. */
+/* catalogue_signal, but of the workers only that of the lane, or of the job's storage path, is woken. */
+void catalogue_signal_lane(struct catalogue *catalogue, struct lane *lane);
 void catalogue_signal_job(struct catalogue *catalogue, const struct job *job);
 /* Wakes only the page maker. */
 void catalogue_signal_pages(struct catalogue *catalogue);
-/* Wakes the clients that watch the job, and those of jobs that share its slot: there is an event (events.h). job NULL: those of all jobs. */
+/* Wakes the clients that watch the jobs of this one's storage path: there is an event (events.h). job NULL: those of all jobs. */
 void catalogue_signal_event(struct catalogue *catalogue, const struct job *job);
 /* catalogue_unlock, for a thread after which the catalogue may be freed. It writes no files, so nothing may be due. */
 void catalogue_unlock_last(struct catalogue *catalogue);
@@ -174,8 +174,8 @@ void catalogue_panic(struct catalogue *catalogue, const char *what);
 void catalogue_lease(struct catalogue *catalogue, struct session *session, uint64_t version_id);
 struct session *catalogue_session(struct catalogue *catalogue, uint64_t nonce);
 uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct job *job); /* connected trainers; job NULL: of all jobs */
-/* Writes the same number into the trainer_count of each job, for a pass over all jobs that keeps the lock. */
-void catalogue_count_trainers(struct catalogue *catalogue);
+/* Call when a session has another job, role or connection_count than `before`. A session without a job stands for none. */
+void catalogue_session_moved(const struct session *before, const struct session *session);
 /* Whether this node waits as a spare of the job: no trainer is here. */
 bool catalogue_is_spare(const struct catalogue *catalogue, const struct job *job);
 

@@ -8,12 +8,16 @@
 #include "agent/memory/memory.h"
 #include "os/os.h"
 #include "os/os_create.h"
+#include "os/thread.h"
 
 static void job_free(struct catalogue *catalogue, struct job **link)
 {
-        struct job *job = *link;
+        struct job *job = *link, **in_lane = &job->lane->jobs;
 
         *link = job->next;
+        while (*in_lane != job)
+                in_lane = &(*in_lane)->next_in_lane;
+        *in_lane = job->next_in_lane;
         while (job->versions)
                 version_free(catalogue, job->versions);
         for (const struct room *const *room = catalogue->rooms; *room; room++)
@@ -31,6 +35,8 @@ void catalogue_free_jobs(struct catalogue *catalogue)
                 struct lane *lane = catalogue->lanes;
 
                 catalogue->lanes = lane->next;
+                pthread_cond_destroy(&lane->work);
+                pthread_cond_destroy(&lane->event);
                 free(lane);
         }
 }
@@ -50,11 +56,17 @@ static struct lane *lane_get(struct catalogue *catalogue, const char *persist_pa
         for (struct job *job = catalogue->jobs; job; job = job->next)
                 if (!strcmp(job->persist_path, persist_path))
                         return job->lane;
+        for (lane = catalogue->lanes; lane; lane = lane->next)
+                if (!lane->jobs && !lane->is_running && !lane->is_mending) {
+                        lane->waited_in_vain = false;
+                        return lane;
+                }
         lane = calloc(1, sizeof *lane);
         if (!lane)
                 return NULL;
         lane->catalogue = catalogue;
-        lane->slot = catalogue->lane_number++ % SLOT_COUNT;
+        os_cond_init(&lane->work);
+        os_cond_init(&lane->event);
         lane->next = catalogue->lanes;
         catalogue->lanes = lane;
         return lane;
@@ -85,6 +97,8 @@ struct job *catalogue_job_get(struct catalogue *catalogue, const char *persist_p
                         (*room)->job_begins(job);
         job->next = catalogue->jobs;
         catalogue->jobs = job;
+        job->next_in_lane = job->lane->jobs;
+        job->lane->jobs = job;
         return job;
 }
 
@@ -236,22 +250,6 @@ static void forget_images(struct catalogue *catalogue, const struct job *job)
         }
 }
 
-static void forget_lanes(struct catalogue *catalogue)
-{
-        for (struct lane **link = &catalogue->lanes, *lane; (lane = *link);) {
-                const struct job *job = catalogue->jobs;
-
-                while (job && job->lane != lane)
-                        job = job->next;
-                if (job || lane->is_running || lane->is_mending) {
-                        link = &lane->next;
-                        continue;
-                }
-                *link = lane->next;
-                free(lane);
-        }
-}
-
 int64_t catalogue_forget_jobs(struct catalogue *catalogue, int64_t now_ns)
 {
         int64_t due = INT64_MAX;
@@ -259,7 +257,7 @@ int64_t catalogue_forget_jobs(struct catalogue *catalogue, int64_t now_ns)
         if (catalogue->draining)
                 return due; /* a drain counts the failures of all versions */
         for (struct job **link = &catalogue->jobs, *job; (job = *link);) {
-                bool is_needed = job->is_served || catalogue_job_is_needed(catalogue, job);
+                bool is_needed = job->is_served || job->session_count || catalogue_job_is_needed(catalogue, job);
                 int64_t until;
 
                 job->left_ns = is_needed ? 0 : job->left_ns ? job->left_ns : now_ns;
@@ -274,7 +272,6 @@ int64_t catalogue_forget_jobs(struct catalogue *catalogue, int64_t now_ns)
                 forget_images(catalogue, job);
                 job_free(catalogue, link);
         }
-        forget_lanes(catalogue);
         return due;
 }
 

@@ -4,6 +4,8 @@
 #ifndef NB_AGENT_CATALOGUE_JOB_H
 #define NB_AGENT_CATALOGUE_JOB_H
 
+#include <pthread.h>
+
 #include "agent/catalogue/findings.h"
 #include "agent/catalogue/known.h"
 #include "ipc/ipc.h"
@@ -17,7 +19,8 @@ struct version;
 struct lane {
         struct lane *next;
         struct catalogue *catalogue;
-        uint32_t slot; /* its worker waits for catalogue->work[slot], clients that watch its jobs for event[slot] */
+        struct job *jobs; /* NULL: the next storage path may have it; it is freed with the catalogue, so that a thread may signal it without the lock */
+        pthread_cond_t work, event; /* catalogue.h */
         bool is_running;
         bool is_mending;     /* a thread compares versions with storage (persist/mend.h) */
         bool waited_in_vain; /* a save of its jobs waited for memory until its time limit, and no version has become durable there since */
@@ -47,20 +50,15 @@ struct job_settings {
         uint32_t awaited_rules; /* the agent before had so many rules of this run: all versions stay until its sessions are back */
 };
 struct job {
-        struct job *next;
+        struct job *next, *next_in_lane;
         struct lane *lane;
-        uint32_t trainer_count; /* by the last catalogue_count_trainers */
-        char persist_path[IPC_PATH_MAX], name[IPC_NAME_MAX];
-        char spelling[IPC_PATH_MAX]; /* the storage path as the last trainer spelled it: other nodes may mount it elsewhere */
-        char output_dir[IPC_PATH_MAX], run[IPC_NAME_MAX];
-        struct job_settings settings;
+        uint32_t trainer_count; /* those that are connected. The others count also sessions whose connection broke just now (catalogue_session_moved) */
+        uint32_t session_count, trainer_session_count;
         struct version *versions; /* newest first */
         struct version *live; /* the same without tombstones: work at every request must not grow with the past */
         size_t tombstone_count;
         uint64_t last_sequence; /* the largest of its versions' sequences, in memory and storage. Other jobs have sequences of their own */
-        uint32_t tag_counts[TAG_SLOTS]; /* versions, including tombstones, by the hash of their tag: see job_may_have */
         bool may_have_idle; /* some version may have idle_parts */
-        struct known_versions known; /* what storage has; the worker and FIND write it (persist/storage.h) */
         bool is_scanned;             /* since this run began. The run before may have been on another node */
         uint64_t scans_asked;        /* by catalogue_job_ask_storage: a list of storage that began before the last of them is too old */
         bool scan_due;               /* the worker is to list storage */
@@ -68,10 +66,10 @@ struct job {
         bool retain_due;             /* a version has become durable since the rules were applied, or they could not be applied to all */
         bool is_served;              /* the replica thread uses the job, so it stays */
         uint64_t given_way_count;    /* versions that another run's replaced */
-        struct finding findings[FINDING_KINDS];
         double rival_seen_at;        /* when another agent was seen to have versions of this job in memory; 0: never */
         /* A slot for each room: only the files of that room see the struct (room.h). */
         struct job_verdict *verdict;
+        struct job_location *location;
         struct job_storage *storage;
         struct job_persist *persist;
         struct job_runs *runs;
@@ -86,6 +84,14 @@ struct job {
         uint32_t pins;         /* threads that use the job without the lock or while they wait, and hold no other part of it */
         int64_t left_ns;       /* since when catalogue_forget_jobs knows that the job is not needed; 0: it is needed */
         uint64_t last_guest;   /* sessions of other jobs up to this number may hold handles of its versions */
+        /* Large ones last: passes over all jobs read few cache lines of each. */
+        char persist_path[IPC_PATH_MAX], name[IPC_NAME_MAX];
+        char spelling[IPC_PATH_MAX]; /* the storage path as the last trainer spelled it: other nodes may mount it elsewhere */
+        char output_dir[IPC_PATH_MAX], run[IPC_NAME_MAX];
+        struct job_settings settings;
+        uint32_t tag_counts[TAG_SLOTS]; /* versions, including tombstones, by the hash of their tag: see job_may_have */
+        struct known_versions known; /* what storage has; the worker and FIND write it (persist/storage.h) */
+        struct finding findings[FINDING_KINDS];
 };
 
 struct job *catalogue_job(struct catalogue *catalogue, const char *persist_path, const char *name);

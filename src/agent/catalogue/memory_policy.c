@@ -177,7 +177,7 @@ void policy_foresee(struct catalogue *catalogue, struct session *session, uint64
                         bytes += version->files[i].size;
                 }
         session->foreseen_ns = os->now_ns() + LOAD_NS + (int64_t)(bytes * LOAD_NS_PER_BYTE);
-        catalogue_signal_work(catalogue);
+        catalogue_signal_job_work(catalogue, session->job);
 }
 
 int64_t policy_foreseen_due(struct catalogue *catalogue, int64_t now_ns)

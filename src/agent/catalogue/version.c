@@ -228,7 +228,7 @@ void version_judge_copy(struct catalogue *catalogue, struct version *version, bo
         else
                 log_event(LOG_LEVEL_ERROR, "%s is damaged in %s, so it does not count as durable: %s", version->tag, version->job->persist_path, why);
         version_mark_files(catalogue, version);
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, version->job);
 }
 
 void catalogue_judge_copies(struct catalogue *catalogue, const char *persist_path, const char *tag, uint64_t sequence, bool is_whole, const char *why)

@@ -12,4 +12,6 @@ static void end(struct catalogue *catalogue)
         free(catalogue->evictions);
 }
 
-const struct room clients_room = { .job_slots = { { offsetof(struct job, verdict), sizeof(struct job_verdict) } }, .job_works = history_pending, .catalogue_ends = end };
+const struct room clients_room = { .job_slots = { { offsetof(struct job, verdict), sizeof(struct job_verdict) },
+                                                  { offsetof(struct job, location), sizeof(struct job_location) } },
+                                   .job_works = history_pending, .catalogue_ends = end };

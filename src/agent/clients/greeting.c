@@ -170,7 +170,13 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
         if (!session)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a session");
         before = *session;
+        is_another = !connection->session && session->connection_count && before.job == job;
         session->job = job;
+        session->role = hello->role;
+        if (!connection->session)
+                session->connection_count++;
+        connection->session = session;
+        catalogue_session_moved(&before, session);
         if (before.job != job) {
                 memset(&session->loaded, 0, sizeof session->loaded);
                 session->given_way_reported = job->given_way_count;
@@ -185,12 +191,7 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
         session->rank = hello->rank;
         memcpy(session->run, hello->run, sizeof session->run);
         session->world = hello->world;
-        session->role = hello->role;
         session->has_begun |= !before.job && hello->has_begun; /* it reported that to an agent before this one */
-        is_another = !connection->session && session->connection_count && before.job == job;
-        if (!connection->session)
-                session->connection_count++;
-        connection->session = session;
         if (hello->role == IPC_ROLE_TRAINER) {
                 replace_gone(catalogue, job, hello); /* this rank is here now, so versions wait for it again */
                 commit_session_began(session);
@@ -213,7 +214,7 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
                 catalogue_job_await(catalogue, job, hello, spelling);
         }
         if (!is_another) /* another connection of a known session, for a wait, changes nothing */
-                catalogue_signal(catalogue);
+                catalogue_signal_job(catalogue, job);
         return NEBULA_OK;
 }
 
@@ -256,6 +257,8 @@ enum nebula_status request_hello(struct connection *connection, const void *payl
         known = catalogue_session(catalogue, hello->session_nonce) != NULL;
         if (!status)
                 status = enter(connection, hello, spelling, variables, error);
+        if (!status)
+                location_note(catalogue, connection->session->job);
         if (!status)
                 pulse_take(catalogue, connection->session, pulse);
         else if (pulse >= 0)

@@ -215,13 +215,12 @@ bool history_pending(const struct job *job)
         return oldest_ended(job) != NULL;
 }
 
-static struct version *next_ended(const struct catalogue *catalogue, const struct lane *lane)
+static struct version *next_ended(const struct lane *lane)
 {
         struct version *oldest = NULL;
 
-        for (const struct job *job = catalogue->jobs; job && !oldest; job = job->next)
-                if (job->lane == lane)
-                        oldest = oldest_ended(job);
+        for (const struct job *job = lane->jobs; job && !oldest; job = job->next_in_lane)
+                oldest = oldest_ended(job);
         return oldest;
 }
 
@@ -230,7 +229,7 @@ void history_flush(struct catalogue *catalogue, const struct lane *lane)
         struct version *version;
 
         catalogue_lock(catalogue);
-        while ((version = next_ended(catalogue, lane))) {
+        while ((version = next_ended(lane))) {
                 struct job *job = version->job;
                 char line[LINE_BYTES], directory[IPC_PATH_MAX];
                 bool write = wants_line(job);

@@ -14,7 +14,7 @@ static enum nebula_status remove_tag(struct catalogue *catalogue, struct job *jo
 
         strcpy(removal.tag, tag);
         retain_ask(job, &removal);
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, job);
         while (!removal.is_done && (removal.is_taken || !catalogue->stopping))
                 catalogue_wait(catalogue, &catalogue->moved, -1);
         if (removal.is_done) {

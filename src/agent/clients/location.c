@@ -13,7 +13,7 @@
 
 #define WAIT_MS 1000  /* less than the command's 5 s for an answer to its greeting */
 #define LINKS_MAX 40  /* the kernel's limit */
-#define PLACES_MAX 256 /* some hundred bytes each; more than the storage paths of one agent */
+#define PLACES_MAX 256 /* some hundred bytes each; jobs know their own */
 
 /* A spelling and the path that it led to, newest first. */
 struct place {
@@ -147,27 +147,19 @@ static void *look_main(void *argument)
         return NULL;
 }
 
-static bool is_used(const struct catalogue *catalogue, const char *path)
-{
-        for (const struct job *job = catalogue->jobs; job; job = job->next)
-                if (!strcmp(job->persist_path, path))
-                        return true;
-        return false;
-}
-
 /* Lists the directories that jobs use, as many as memory allows. Lock held. */
 static void list_known(struct catalogue *catalogue, struct look *look)
 {
         size_t count = 0;
 
-        for (const struct place *place = catalogue->places; place; place = place->next)
-                count++;
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                count += job->location->inode != 0;
         look->known = calloc(count + 1, sizeof *look->known);
-        for (const struct place *place = look->known ? catalogue->places : NULL; place; place = place->next) {
-                char *path = place->inode && is_used(catalogue, place->path) ? strdup(place->path) : NULL;
+        for (const struct job *job = look->known ? catalogue->jobs : NULL; job; job = job->next) {
+                char *path = job->location->inode ? strdup(job->persist_path) : NULL;
 
                 if (path)
-                        look->known[look->known_count++] = (struct known){ path, place->device, place->inode };
+                        look->known[look->known_count++] = (struct known){ path, job->location->device, job->location->inode };
         }
 }
 
@@ -207,6 +199,11 @@ static void remember(struct catalogue *catalogue, const char *spelling, const ch
 /* Replaces a spelling by the path that it led to when that could last be seen. Lock held. */
 static void recall(const struct catalogue *catalogue, char *path)
 {
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                if (!strcmp(job->spelling, path)) {
+                        snprintf(path, IPC_PATH_MAX, "%s", job->persist_path);
+                        return;
+                }
         for (const struct place *place = catalogue->places; place; place = place->next)
                 if (!strcmp(place->spelling, path)) {
                         snprintf(path, IPC_PATH_MAX, "%s", place->path);
@@ -266,19 +263,27 @@ void location_resolve_parent(struct catalogue *catalogue, char *path)
                 resolve(catalogue, path, strlen(slash));
 }
 
-void location_learn(struct catalogue *catalogue, const char *path)
+void location_note(const struct catalogue *catalogue, struct job *job)
+{
+        for (const struct place *place = catalogue->places; place; place = place->next)
+                if (place->inode && !strcmp(place->path, job->persist_path)) {
+                        *job->location = (struct job_location){ place->device, place->inode };
+                        return;
+                }
+}
+
+void location_learn(struct catalogue *catalogue, struct job *job)
 {
         struct os_stat stat;
-        bool is_known = false;
+        bool is_known;
 
         catalogue_lock(catalogue);
-        for (const struct place *place = catalogue->places; place; place = place->next)
-                is_known = is_known || (place->inode && !strcmp(place->path, path));
+        is_known = job->location->inode != 0;
         catalogue_unlock(catalogue);
-        if (is_known || path[0] != '/' || os->stat(path, true, &stat))
+        if (is_known || job->persist_path[0] != '/' || os->stat(job->persist_path, true, &stat))
                 return;
         catalogue_lock(catalogue);
-        remember(catalogue, path, path, stat.device, stat.inode);
+        *job->location = (struct job_location){ stat.device, stat.inode };
         catalogue_unlock(catalogue);
 }
 

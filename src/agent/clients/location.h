@@ -21,8 +21,14 @@
 void location_resolve(struct catalogue *catalogue, char *path);
 /* Resolves only the parent of a path that is published or removed: if the path is a link, the link itself is meant. */
 void location_resolve_parent(struct catalogue *catalogue, char *path);
-/* Call when a job's storage path exists, so that another mount of it is recognised from now on. May wait for storage. */
-void location_learn(struct catalogue *catalogue, const char *path);
+/* The directory at a job's storage path. */
+struct job_location {
+        uint64_t device, inode; /* inode 0: it is not known yet */
+};
+/* The job's storage path was just resolved: if it exists, another mount of it is recognised from now on. Lock held. */
+void location_note(const struct catalogue *catalogue, struct job *job);
+/* The same for a pinned job whose storage path exists since then. May wait for storage. */
+void location_learn(struct catalogue *catalogue, struct job *job);
 /* Whether both paths are the same storage. May wait for storage, a second each. */
 bool location_same(struct catalogue *catalogue, const char *a, const char *b);
 void location_done(struct catalogue *catalogue);

@@ -565,9 +565,13 @@ void session_close(struct connection *connection)
                 session_await_answer(connection);
         catalogue_lock(catalogue);
         if (session && !--session->connection_count) {
+                struct session before = *session;
+
+                before.connection_count = 1;
+                catalogue_session_moved(&before, session);
                 session->left_ns = os->now_ns();
                 catalogue_lease(catalogue, session, 0);
-                catalogue_signal(catalogue);
+                catalogue_signal_job(catalogue, session->job);
         }
         catalogue_unlock(catalogue);
         ipc_frame_done(&connection->frame);

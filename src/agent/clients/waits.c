@@ -46,7 +46,7 @@ static enum nebula_status replica_refused(struct catalogue *catalogue, struct ve
         if (lifecycle_complete(version->life.state) && !version->in_memory)
                 return error_set(error, NEBULA_FAILED, 0, "checkpoint \"%.200s\" left memory before a copy was made", version->tag);
         if (replica_want(version))
-                catalogue_signal(catalogue);
+                catalogue_signal_job(catalogue, version->job);
         return NEBULA_OK;
 }
 
@@ -402,7 +402,7 @@ enum nebula_status request_find_path(struct connection *connection, const void *
 /* Signalled at an event of the session's job. */
 static pthread_cond_t *event_of(const struct connection *connection)
 {
-        return &connection->catalogue->event[connection->session->job->lane->slot];
+        return &connection->session->job->lane->event;
 }
 
 /* The next event of a cloud. The client's thread asks the cloud while the client waits. */

@@ -176,5 +176,5 @@ void commit_session_ended(struct catalogue *catalogue, struct session *session)
                 job_deserted(catalogue, session->job);
         }
         want_newest(session->job);
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, session->job);
 }

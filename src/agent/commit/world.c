@@ -162,7 +162,7 @@ void world_give_up(struct catalogue *catalogue, struct version *version)
         version->nodes->to_give_up = version->is_spread = true;
         version->nodes->poll_count = 0;
         version->nodes->poll_at_ns = 0;
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, version->job);
 }
 
 /* Lock held. */
@@ -345,7 +345,7 @@ static void announce(struct catalogue *catalogue, struct version *version)
         } else {
                 progress_works(version->job);
         }
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, version->job);
 }
 
 /* Lock held; released meanwhile. */
@@ -481,7 +481,7 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
         else if (!world_cannot_complete(catalogue, version, now))
                 look_again(version, now);
         committed_done(&committed);
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, version->job);
 }
 
 static bool work_on(struct catalogue *catalogue, struct version *version, int64_t now, int64_t *due)

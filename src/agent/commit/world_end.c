@@ -102,7 +102,7 @@ void world_exchange_wanted(struct catalogue *catalogue, struct version *version,
         if (notified)
                 version->wanted = true;
         version->nodes->poll_at_ns = now + (version->wanted && !notified ? WORLD_POLL_MOST_NS : version->wanted ? 0 : wanted_delay(version, now));
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, version->job);
 }
 
 /*

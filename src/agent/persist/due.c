@@ -170,9 +170,8 @@ struct version *due_next(const struct catalogue *catalogue, const struct lane *l
 {
         struct version *next = NULL;
 
-        for (struct job *job = catalogue->jobs; job; job = job->next) {
-                struct version *version = job->lane != lane ? NULL : is_ahead ? version_ahead(catalogue, job, now, due)
-                                                                              : due_version(job, now, due);
+        for (struct job *job = lane->jobs; job; job = job->next_in_lane) {
+                struct version *version = is_ahead ? version_ahead(catalogue, job, now, due) : due_version(job, now, due);
 
                 if (version && (!next || job->persist->last_start_ns < next->job->persist->last_start_ns))
                         next = version;
@@ -206,8 +205,8 @@ bool due_other(struct catalogue *catalogue, const struct version *version)
         int64_t now = os->now_ns(), due = INT64_MAX;
         const struct version *next = due_next(catalogue, lane, false, now, &due);
 
-        for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (job->lane == lane && (due_scan(job, now, &due) || publish_pending(catalogue, job, INT64_MAX)))
+        for (struct job *job = lane->jobs; job; job = job->next_in_lane)
+                if (due_scan(job, now, &due) || publish_pending(catalogue, job, INT64_MAX))
                         return true;
         return next && next != version;
 }

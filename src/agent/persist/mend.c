@@ -228,13 +228,13 @@ static void mend_one(struct catalogue *catalogue, struct version *version)
         if (!status || !catalogue->stopping)
                 conclude(catalogue, version, status, &error);
         policy_retain(catalogue, job);
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, job);
 }
 
-static struct version *find_due(const struct catalogue *catalogue, const struct lane *lane, int64_t now, int64_t *due)
+static struct version *find_due(const struct lane *lane, int64_t now, int64_t *due)
 {
-        for (const struct job *job = catalogue->jobs; job; job = job->next)
-                for (struct version *version = job->lane == lane ? job->live : NULL; version; version = version->next_live) {
+        for (const struct job *job = lane->jobs; job; job = job->next_in_lane)
+                for (struct version *version = job->live; version; version = version->next_live) {
                         if (!is_due(version))
                                 continue;
                         if (version->persist->retry_at_ns <= now)
@@ -247,7 +247,7 @@ static struct version *find_due(const struct catalogue *catalogue, const struct 
 
 bool mend_work(struct catalogue *catalogue, const struct lane *lane, int64_t now, int64_t *due)
 {
-        struct version *version = find_due(catalogue, lane, now, due);
+        struct version *version = find_due(lane, now, due);
 
         if (version)
                 mend_one(catalogue, version);
@@ -264,14 +264,14 @@ static void *mend_main(void *argument)
                 ;
         lane->is_mending = false;
         catalogue->lane_count--;
-        catalogue_signal(catalogue);
+        catalogue_signal_lane(catalogue, lane);
         catalogue_unlock_last(catalogue);
         return NULL;
 }
 
 void mend_start(struct catalogue *catalogue, struct lane *lane, int64_t now, int64_t *due)
 {
-        if (lane->is_mending || !find_due(catalogue, lane, now, due))
+        if (lane->is_mending || !find_due(lane, now, due))
                 return;
         if (os_thread_start(NULL, mend_main, lane, true)) {
                 *due = now + SECOND_NS < *due ? now + SECOND_NS : *due; /* out of threads or memory */

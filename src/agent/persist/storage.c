@@ -290,7 +290,7 @@ void storage_search_ends(struct catalogue *catalogue, struct job *job, struct ma
         }
         job->storage->searches--;
         job->storage->asked_ns = 0;
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, job);
         catalogue_unlock(catalogue);
         found_free(former);
 }
@@ -380,7 +380,7 @@ static enum nebula_status scan_once(struct catalogue *catalogue, struct job *job
         if (*ret_is_over) {
                 job->is_scanned = job->storage->was_scanned = true;
                 carry_over_stored(catalogue, job, is_first);
-                catalogue_signal(catalogue);
+                catalogue_signal_job(catalogue, job);
         }
         catalogue_unlock(catalogue);
         return NEBULA_OK;

@@ -68,7 +68,7 @@ static void attempt_failed(struct catalogue *catalogue, struct version *version,
         } else {
                 version->error = *error;
         }
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, version->job);
 }
 
 /* Call when this node's share is in storage. A node that has died for good sends no word, so the wait for it is as long as that for
@@ -149,7 +149,7 @@ static bool retain(struct catalogue *catalogue, struct job *job, int64_t now, in
         else
                 job->storage->retain_at_ns = job->storage->retain_attempt = 0;
         job->persist->is_busy = false;
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, job);
         return true;
 }
 
@@ -166,7 +166,7 @@ static bool remove_asked(struct catalogue *catalogue, struct job *job)
         catalogue_lock(catalogue);
         removal->is_done = true;
         job->persist->is_busy = false;
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, job);
         return true;
 }
 
@@ -192,7 +192,7 @@ static void persist_one(struct catalogue *catalogue, struct version *version)
         if (!status && !is_over)
                 status = storage_persist(catalogue, job, version, &error);
         if (!status)
-                location_learn(catalogue, job->persist_path);
+                location_learn(catalogue, job);
         catalogue_lock(catalogue);
         version->pins--;
         job->persist->is_busy = false;
@@ -228,7 +228,7 @@ static void scan_one(struct catalogue *catalogue, struct job *job)
         catalogue_unlock(catalogue);
         status = storage_scan(catalogue, job, &error);
         if (!status)
-                location_learn(catalogue, job->persist_path);
+                location_learn(catalogue, job);
         catalogue_lock(catalogue);
         job->persist->is_busy = job->storage->is_scanning = false;
         if (status) {
@@ -243,7 +243,7 @@ static void scan_one(struct catalogue *catalogue, struct job *job)
                 job->storage->scan_at_ns = 0;
                 job->storage->scan_attempt = 0;
         }
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, job);
 }
 
 static void end_uploads(struct catalogue *catalogue, struct job *job)
@@ -264,38 +264,32 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
 {
         struct version *version;
 
-        for (struct job *job = catalogue->jobs; job; job = job->next) {
-                if (job->lane != lane)
-                        continue;
+        for (struct job *job = lane->jobs; job; job = job->next_in_lane) {
                 catalogue_create_as(job);
                 if (world_work(catalogue, job, now, due))
                         return true;
         }
-        for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (job->lane == lane && due_scan(job, now, due)) {
+        for (struct job *job = lane->jobs; job; job = job->next_in_lane)
+                if (due_scan(job, now, due)) {
                         catalogue_create_as(job);
                         scan_one(catalogue, job);
                         return true;
                 }
-        for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (job->lane == lane && job->storage->ended.count) {
+        for (struct job *job = lane->jobs; job; job = job->next_in_lane)
+                if (job->storage->ended.count) {
                         end_uploads(catalogue, job);
                         return true;
                 }
         /* Frameworks wait for published files, which cost a link each. Removals make room. */
-        for (struct job *job = catalogue->jobs; job; job = job->next) {
-                if (job->lane != lane)
-                        continue;
+        for (struct job *job = lane->jobs; job; job = job->next_in_lane) {
                 catalogue_create_as(job);
                 if (publish_work(catalogue, job, now, due))
                         return true;
         }
-        for (struct job *job = catalogue->jobs; job; job = job->next)
-                if (job->lane == lane && remove_asked(catalogue, job))
+        for (struct job *job = lane->jobs; job; job = job->next_in_lane)
+                if (remove_asked(catalogue, job))
                         return true;
-        for (struct job *job = catalogue->jobs; job; job = job->next) {
-                if (job->lane != lane)
-                        continue;
+        for (struct job *job = lane->jobs; job; job = job->next_in_lane) {
                 catalogue_create_as(job);
                 if (lease_work(catalogue, job, now, due))
                         return true;
@@ -303,8 +297,8 @@ static bool work_once(struct catalogue *catalogue, const struct lane *lane, int6
         version = due_next(catalogue, lane, false, now, due);
         if (!version)
                 version = due_next(catalogue, lane, true, now, due);
-        for (struct job *job = catalogue->jobs; job && !version; job = job->next)
-                if (job->lane == lane && retain(catalogue, job, now, due))
+        for (struct job *job = lane->jobs; job && !version; job = job->next_in_lane)
+                if (retain(catalogue, job, now, due))
                         return true;
         if (!version)
                 return false;
@@ -323,9 +317,9 @@ void worker_run(struct catalogue *catalogue, struct job *job)
         catalogue_unlock(catalogue);
 }
 
-static bool needs_lane(const struct catalogue *catalogue, const struct job *job, bool has_trainers)
+static bool needs_lane(const struct catalogue *catalogue, const struct job *job)
 {
-        if (has_trainers || job->scan_due || due_of(catalogue, job) || history_pending(job) || job->storage->ended.count || job->storage->asked ||
+        if (job->trainer_count || job->scan_due || due_of(catalogue, job) || history_pending(job) || job->storage->ended.count || job->storage->asked ||
             job->retain_due || lease_pending(job))
                 return true;
         for (const struct version *version = job->versions; version; version = version->next)
@@ -336,8 +330,8 @@ static bool needs_lane(const struct catalogue *catalogue, const struct job *job,
 
 static bool lane_is_needed(const struct catalogue *catalogue, const struct lane *lane)
 {
-        for (const struct job *job = catalogue->jobs; job; job = job->next)
-                if (job->lane == lane && needs_lane(catalogue, job, catalogue_session_count(catalogue, job) > 0))
+        for (const struct job *job = lane->jobs; job; job = job->next_in_lane)
+                if (needs_lane(catalogue, job))
                         return true;
         return false;
 }
@@ -352,9 +346,8 @@ static void *lane_main(void *argument)
                 int64_t now = os->now_ns(), due = INT64_MAX;
                 uint64_t changes;
 
-                for (struct job *job = catalogue->draining ? catalogue->jobs : NULL; job; job = job->next)
-                        if (job->lane == lane)
-                                due_want(job);
+                for (struct job *job = catalogue->draining ? lane->jobs : NULL; job; job = job->next_in_lane)
+                        due_want(job);
                 mend_start(catalogue, lane, now, &due);
                 if (work_once(catalogue, lane, now, &due))
                         continue;
@@ -364,7 +357,7 @@ static void *lane_main(void *argument)
                 catalogue_lock(catalogue);
                 now = os->now_ns();
                 if (!catalogue->stopping && catalogue->change_count == changes && due > now)
-                        catalogue_wait(catalogue, &catalogue->work[lane->slot], due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
+                        catalogue_wait(catalogue, &lane->work, due == INT64_MAX ? -1 : (due - now) / 1000000 + 1);
         }
         if (catalogue->stopping) {
                 catalogue_unlock(catalogue);
@@ -373,7 +366,7 @@ static void *lane_main(void *argument)
         }
         lane->is_running = false;
         catalogue->lane_count--;
-        catalogue_signal(catalogue);
+        catalogue_signal_lane(catalogue, lane);
         catalogue_unlock_last(catalogue);
         return NULL;
 }
@@ -382,11 +375,10 @@ int64_t worker_start(struct catalogue *catalogue, int64_t now)
 {
         int64_t due = INT64_MAX;
 
-        catalogue_count_trainers(catalogue);
         for (struct job *job = catalogue->jobs; job; job = job->next) {
                 struct lane *lane = job->lane;
 
-                if (lane->is_running || !needs_lane(catalogue, job, job->trainer_count > 0))
+                if (lane->is_running || !needs_lane(catalogue, job))
                         continue;
                 if (os_thread_start(NULL, lane_main, lane, false)) {
                         due = now + SECOND_NS; /* out of threads or memory */

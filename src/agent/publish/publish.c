@@ -68,7 +68,7 @@ enum nebula_status publish_request(struct catalogue *catalogue, struct version *
         strcpy(publish->name, request->name);
         version->wanted = true;
         publish_keep_list(catalogue, job);
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, job);
         return NEBULA_OK;
 }
 
@@ -116,7 +116,7 @@ enum nebula_status publish_remove(struct catalogue *catalogue, struct job *job, 
                 }
         }
         publish_keep_list(catalogue, job);
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, job);
         return NEBULA_OK;
 }
 

@@ -90,7 +90,7 @@ static void try_later(struct catalogue *catalogue, struct job *job, struct publi
         publish->failed_ns = os->now_ns();
         publish->retry_at_ns = publish->failed_ns + (pause < RETRY_MOST_NS ? pause : RETRY_MOST_NS);
         log_event(LOG_LEVEL_WARN, "%s cannot be published yet, the agent tries again: %s", publish->path, error->message);
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, job);
 }
 
 /* Drops the lock meanwhile. */
@@ -292,7 +292,7 @@ static void run_one(struct catalogue *catalogue, struct job *job, struct publish
                 set_done(publish, &there);
         trim(job);
         publish_keep_list(catalogue, job);
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, job);
 }
 
 bool publish_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, int64_t *due)

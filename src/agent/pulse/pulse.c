@@ -74,7 +74,7 @@ void pulse_take(struct catalogue *catalogue, struct session *session, int fd)
         pulse->next = session->job->pulse->first;
         session->job->pulse->first = pulse;
         session->job->pulse->look_at_ns = 0;
-        catalogue_signal_work(catalogue);
+        catalogue_signal_job_work(catalogue, session->job);
 }
 
 static int64_t least_ns(const struct catalogue *catalogue)

@@ -399,7 +399,8 @@ enum nebula_status restore_fetch(struct catalogue *catalogue, const struct ipc_f
                                            (uint64_t)request->runs[i].first + request->runs[i].count, image->chunks->wanted.name);
         if (!status)
                 status = fill(catalogue, version, image, request->runs, request->run_count, false, error);
-        catalogue_signal(catalogue);
+        if (version)
+                catalogue_signal_job(catalogue, version->job);
         catalogue_unlock(catalogue);
         return status;
 }
@@ -497,7 +498,7 @@ enum nebula_status restore_part(struct catalogue *catalogue, struct job *job, co
                                                    .crc64 = chunks->crc64[wanted->chunk], .size = left < chunks->chunk_bytes ? left : chunks->chunk_bytes };
         } else if (version) {
                 version->pins--;
-                catalogue_signal(catalogue);
+                catalogue_signal_job(catalogue, version->job);
         }
         catalogue_unlock(catalogue);
         return status;
@@ -509,6 +510,6 @@ void restore_part_done(struct catalogue *catalogue, struct restore_part *part)
         part->image->readers--;
         memory_drop(catalogue->memory, part->image);
         part->version->pins--;
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, part->version->job);
         catalogue_unlock(catalogue);
 }

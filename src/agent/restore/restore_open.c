@@ -570,7 +570,7 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct sessio
                 status = lend_image(catalogue, source, file, from_storage, &opened, ret_fd, error);
 done:
         source->pins--;
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, source->job);
         catalogue_unlock(catalogue);
         if (status)
                 free(opened);

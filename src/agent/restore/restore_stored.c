@@ -261,7 +261,7 @@ static void *search_main(void *argument)
         search->is_over = true;
         search->job->pins--;
         catalogue->lane_count--;
-        catalogue_signal(catalogue);
+        catalogue_signal_job(catalogue, search->job);
         is_left = search->is_left;
         catalogue_unlock_last(catalogue);
         if (is_left) {

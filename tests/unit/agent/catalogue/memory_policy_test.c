@@ -562,12 +562,13 @@ static bool make_spare(struct bench *bench, uint64_t capacity)
 static void for_a_foretold_file_there_are_images_of_two_versions_until_the_first_commit(void)
 {
         const uint64_t size = 9 << 20, capacity = memory_capacity(size);
-        struct session *session;
+        struct session *session, before;
         struct bench bench;
         struct image *taken;
 
         bench_init(&bench, NULL, "");
-        bench.catalogue.sessions = session = &bench.session;
+        session = &bench.session;
+        bench_join(&bench);
         policy_hint(&bench.catalogue, session, bench.catalogue.memory->budget); /* two do not fit */
         CHECK(policy_spare_bytes(&bench.catalogue, bench.job) == 0 && !bench.job->spare_due);
         policy_hint(&bench.catalogue, session, size);
@@ -585,15 +586,18 @@ static void for_a_foretold_file_there_are_images_of_two_versions_until_the_first
         REQUIRE(taken);
         memory_hold(taken);
         memory_drop(bench.catalogue.memory, taken);
+        before = *session;
         session->connection_count = 0; /* its trainer has left: no client waits for the file */
+        catalogue_session_moved(&before, session);
         catalogue_lock(&bench.catalogue);
         policy_retain(&bench.catalogue, bench.job);
         CHECK(page_maker_discard(&bench.catalogue));
         catalogue_unlock(&bench.catalogue);
-        session->connection_count = 1;
+        *session = before;
+        bench_join(&bench);
         REQUIRE(session->hint_count == 1 && bench_version(&bench, "step1", 1, 0));
         CHECK(session->hint_count == 0);
-        bench.catalogue.sessions = NULL; /* the catalogue must not free it */
+        bench_leave(&bench);
         bench_done(&bench, true);
 }
 
@@ -606,7 +610,8 @@ static void a_session_is_lent_the_spare_images_of_its_foretold_files_and_no_othe
         uint32_t left;
 
         bench_init(&bench, NULL, "");
-        bench.catalogue.sessions = session = &bench.session;
+        session = &bench.session;
+        bench_join(&bench);
         catalogue_lock(&bench.catalogue);
         CHECK(!policy_spare_image(&bench.catalogue, session, &left) && left == 0); /* it has hinted nothing */
         bench.job->settings.retention_count = 2;
@@ -640,7 +645,7 @@ static void a_session_is_lent_the_spare_images_of_its_foretold_files_and_no_othe
         strcpy(bench.job->persist_path, "/storage"); /* storage will have the first version when the second begins: one image is enough */
         CHECK(!policy_spare_image(&bench.catalogue, session, &left) && left == 0);
         catalogue_unlock(&bench.catalogue);
-        bench.catalogue.sessions = NULL; /* the catalogue must not free it */
+        bench_leave(&bench);
         bench_done(&bench, true);
 }
 
@@ -652,7 +657,7 @@ static void an_image_that_a_foretold_save_has_taken_is_no_reason_for_another(voi
         uint64_t id;
 
         bench_init(&bench, NULL, "");
-        bench.catalogue.sessions = &bench.session;
+        bench_join(&bench);
         policy_hint(&bench.catalogue, &bench.session, size);
         REQUIRE(make_spare(&bench, capacity) && make_spare(&bench, capacity));
         catalogue_lock(&bench.catalogue);
@@ -661,7 +666,7 @@ static void an_image_that_a_foretold_save_has_taken_is_no_reason_for_another(voi
         catalogue_unlock(&bench.catalogue);
         REQUIRE(id && !bench_save_bytes(&bench, &id, "model", 1, size) && bench.session.hint_count == 1);
         CHECK(policy_spare_bytes(&bench.catalogue, bench.job) == 0);
-        bench.catalogue.sessions = NULL; /* the catalogue must not free it */
+        bench_leave(&bench);
         bench_done(&bench, true);
 }
 

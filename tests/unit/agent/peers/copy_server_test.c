@@ -129,8 +129,7 @@ static void the_secrets_of_jobs_that_are_over_make_way(void)
         struct bench bench;
 
         bench_init(&bench, NULL, "");
-        bench.session.role = IPC_ROLE_TRAINER;
-        bench.catalogue.sessions = &bench.session;
+        bench_join(&bench);
         REQUIRE(!copy_server_new(&bench.catalogue, "here", &server, &error));
         make_key(&key, 0);
         strcpy(bench.job->copies->identity, key.identity);
@@ -148,7 +147,7 @@ static void the_secrets_of_jobs_that_are_over_make_way(void)
         CHECK(!strcmp(server->keys[0].identity, key.identity));
         make_key(&key, 1);
         CHECK(!strcmp(server->keys[1].identity, key.identity));
-        bench.catalogue.sessions = NULL;
+        bench_leave(&bench);
         copy_server_free(server);
         bench_done(&bench, true);
 }
@@ -260,8 +259,7 @@ static void check_crowd(bool speaks)
         bench_init(&bench, NULL, "");
         REQUIRE(!copy_server_new(&bench.catalogue, "here", &server, &error));
         REQUIRE(!copy_server_open(server, &crowded, &error));
-        bench.session.role = IPC_ROLE_TRAINER;
-        bench.catalogue.sessions = &bench.session;
+        bench_join(&bench);
         make_key(&key, 0);
         strcpy(bench.job->copies->identity, key.identity);
         REQUIRE(!copy_server_add_key(server, &key, &error));
@@ -285,7 +283,7 @@ static void check_crowd(bool speaks)
         for (size_t i = 0; i < CROWD_THREADS; i++)
                 pthread_join(threads[i], NULL);
         CHECK(served == 20);
-        bench.catalogue.sessions = NULL;
+        bench_leave(&bench);
         copy_server_free(server);
         bench_done(&bench, true);
         unsetenv("NEBULA_LISTEN");

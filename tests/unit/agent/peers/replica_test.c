@@ -192,9 +192,8 @@ static void an_old_record_is_removed_if_its_agent_does_not_answer_and_a_live_age
         unsetenv("NEBULA_PEERS");
         setenv("NEBULA_NODE_ID", "here", 1);
         bench_init(&bench, NULL, directory);
-        bench.session.role = IPC_ROLE_TRAINER;
         ask_for_a_copy(bench.job);
-        bench.catalogue.sessions = &bench.session;
+        bench_join(&bench);
         REQUIRE(leave_record("young", 0) && leave_record("old", 2));
         REQUIRE(!replica_start(&bench.catalogue, &bench.error));
         CHECK(record_comes("here"));
@@ -218,7 +217,7 @@ static void an_old_record_is_removed_if_its_agent_does_not_answer_and_a_live_age
         CHECK(record_comes("here"));
         catalogue_lock(&bench.catalogue);
         bench.catalogue.stopping = true;
-        bench.catalogue.sessions = NULL;
+        bench_leave(&bench);
         pthread_cond_broadcast(&bench.catalogue.copy);
         catalogue_unlock(&bench.catalogue);
         replica_stop(&bench.catalogue);
