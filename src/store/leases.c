@@ -89,6 +89,15 @@ static enum nebula_status add_pin(struct pins *pins, const char *tag, struct neb
         return NEBULA_OK;
 }
 
+/* The list may have waited, and the agent of the reader may have written the lease again since. */
+static void drop_old(struct store *store, const char *key, int64_t now_ns)
+{
+        struct store_entry entry;
+
+        if (!store->ops->stat(store, key, &entry, NULL) && entry.time_ns < now_ns - LEASE_NS)
+                store_drop(store, key);
+}
+
 enum nebula_status leases_add(struct store *store, struct pins *pins, struct nebula_error *error)
 {
         struct store_list list;
@@ -106,7 +115,7 @@ enum nebula_status leases_add(struct store *store, struct pins *pins, struct neb
                 if (!tag_of(entry, tag))
                         continue;
                 if (entry->time_ns < now_ns - LEASE_NS)
-                        store_drop(store, entry->key);
+                        drop_old(store, entry->key, now_ns);
                 else if (!pins_find(pins, tag))
                         status = add_pin(pins, tag, error);
         }
