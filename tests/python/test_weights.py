@@ -293,6 +293,12 @@ def test_a_second_process_does_not_get_the_directory_of_a_living_subscriber(plac
     assert (tmp_path / "engine" / "0").is_dir()
     other.kill()
     other.wait()
+    one = nm.Subscriber(place.storage, tmp_path / "engine")
+    with pytest.raises(NebulaConfigError, match="this process has a subscriber there"):
+        nm.Subscriber(place.storage, tmp_path / "engine" / ".." / "engine")
+    refused = subprocess.run([sys.executable, "-c", program, place.storage, tmp_path / "engine"], stderr=subprocess.PIPE, text=True, timeout=100)
+    assert "another process has a subscriber there" in refused.stderr  # the refusal here has not ended the lock
+    one.close()
     nm.Subscriber(place.storage, tmp_path / "engine").close()
     other.stdout.close()
 

@@ -59,19 +59,39 @@ def _made_directory() -> tuple[Path, int]:
                 return made, os.dup(lock)
 
 
-def _locked(directory: Path) -> int:
-    """Takes the lock of a directory that the program names, and returns its descriptor. Forked children do not have the lock."""
-    descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as failure:
-        if failure.errno in (errno.EACCES, errno.EAGAIN):
-            os.close(descriptor)
-            raise NebulaConfigError(
-                f"Subscriber(directory={os.fspath(directory)!r}): another process has a subscriber there. Give each one a directory of its own"
-            ) from None
-        log.debug("nebula: %s cannot be locked: %s", directory, failure)  # such as a file system without locks: the program sees to it
-    return descriptor
+_taken: dict[tuple[int, int, int], object] = {}  # the named directories of this process's subscribers, by process, device and inode
+
+
+class _Lock:
+    """The lock of a directory that the program names. Forked children do not have it."""
+
+    def __init__(self, directory: Path) -> None:
+        place = os.stat(directory)
+        self._key = (os.getpid(), place.st_dev, place.st_ino)
+        if _taken.setdefault(self._key, self) is not self:  # the file is not opened: to close it again would end the lock of the other one
+            raise self._refusal(directory, "this process has")
+        try:
+            self._descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except BaseException:
+            del _taken[self._key]
+            raise
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as failure:
+            if failure.errno in (errno.EACCES, errno.EAGAIN):
+                self.close()
+                raise self._refusal(directory, "another process has") from None
+            log.debug("nebula: %s cannot be locked: %s", directory, failure)  # such as a file system without locks: the program sees to it
+
+    @staticmethod
+    def _refusal(directory: Path, owner: str) -> NebulaConfigError:
+        return NebulaConfigError(
+            f"Subscriber(directory={os.fspath(directory)!r}): {owner} a subscriber there. Give each one a directory of its own"
+        )
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+        _taken.pop(self._key, None)
 
 
 @contextlib.contextmanager
@@ -206,15 +226,14 @@ class Subscriber:
             raise NebulaConfigError(f"Subscriber(poll={poll!r}): give seconds of more than 0")
         self._reader = Reader(path)
         self._poll, self._versions = poll, versions
-        self._lock: int | None = None  # of the directory
-        self._is_own = directory is None
+        self._lock: int | _Lock | None = None  # of a directory that it has made itself, or of a named one
         try:
             if directory is None:
                 self._root, self._lock = _made_directory()
             else:
                 self._root = Path(directory).absolute()
                 self._root.mkdir(parents=True, exist_ok=True)
-                self._lock = _locked(self._root)
+                self._lock = _Lock(self._root)
         except BaseException:
             self._reader.close()
             raise
@@ -245,11 +264,12 @@ class Subscriber:
     def close(self) -> None:
         """Ends the subscriber. It removes a directory that it has made itself."""
         self._reader.close()
-        if self._lock is not None:
-            if self._is_own:
-                shutil.rmtree(self._root, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = None
+        lock, self._lock = self._lock, None
+        if isinstance(lock, _Lock):
+            lock.close()
+        elif lock is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
+            os.close(lock)
 
     def follow(self, swap: Callable[[Published], object] | None = None, timeout: float | None = None) -> Iterator[Published]:
         """Yields the newest publication, then each newer one, committed. It skips those that were replaced meanwhile.
