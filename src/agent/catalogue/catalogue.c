@@ -435,8 +435,10 @@ void catalogue_lease(struct catalogue *catalogue, struct session *session, uint6
         if (version)
                 version->leases++;
         session->leased = version ? version_id : 0;
-        if (before != version)
-                catalogue_signal(catalogue); /* the worker writes leases into storage */
+        if (before && before != version)
+                catalogue_signal_job(catalogue, before->job); /* the worker writes leases into storage */
+        if (version && before != version)
+                catalogue_signal_job(catalogue, version->job);
 }
 
 bool catalogue_may_live(uint32_t seen_pid)

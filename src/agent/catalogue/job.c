@@ -270,6 +270,7 @@ int64_t catalogue_forget_jobs(struct catalogue *catalogue, int64_t now_ns)
                 while (job->versions)
                         version_free(catalogue, job->versions); /* before their images lose the job */
                 forget_images(catalogue, job);
+                catalogue_signal_lane(catalogue, job->lane); /* its worker may end */
                 job_free(catalogue, link);
         }
         return due;

@@ -14,4 +14,4 @@ static void end(struct catalogue *catalogue)
 
 const struct room clients_room = { .job_slots = { { offsetof(struct job, verdict), sizeof(struct job_verdict) },
                                                   { offsetof(struct job, location), sizeof(struct job_location) } },
-                                   .job_works = history_pending, .catalogue_ends = end };
+                                   .job_begins = location_note, .job_works = history_pending, .catalogue_ends = end };

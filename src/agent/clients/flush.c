@@ -90,7 +90,7 @@ static bool flush_done(struct connection *connection, const char *tag)
                         done = false;
                         if (!version->wanted) {
                                 due_want_now(version);
-                                catalogue_signal(connection->catalogue);
+                                catalogue_signal_job(connection->catalogue, version->job);
                         }
                 }
         return done;

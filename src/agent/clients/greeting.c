@@ -258,8 +258,6 @@ enum nebula_status request_hello(struct connection *connection, const void *payl
         if (!status)
                 status = enter(connection, hello, spelling, variables, error);
         if (!status)
-                location_note(catalogue, connection->session->job);
-        if (!status)
                 pulse_take(catalogue, connection->session, pulse);
         else if (pulse >= 0)
                 os->close(pulse);

@@ -172,11 +172,14 @@ static void place_free(struct place *place)
         free(place);
 }
 
-/* Lock held. */
+/* Also for the jobs at the path: their directory may have been removed, or made again. Lock held. */
 static void remember(struct catalogue *catalogue, const char *spelling, const char *path, uint64_t device, uint64_t inode)
 {
         struct place *place = calloc(1, sizeof *place), **link = &catalogue->places;
 
+        for (struct job *job = catalogue->jobs; job; job = job->next)
+                if (!strcmp(job->persist_path, path))
+                        *job->location = (struct job_location){ device, inode };
         for (size_t count = 1; *link; count++) {
                 struct place *old = *link;
 
@@ -199,14 +202,14 @@ static void remember(struct catalogue *catalogue, const char *spelling, const ch
 /* Replaces a spelling by the path that it led to when that could last be seen. Lock held. */
 static void recall(const struct catalogue *catalogue, char *path)
 {
-        for (const struct job *job = catalogue->jobs; job; job = job->next)
-                if (!strcmp(job->spelling, path)) {
-                        snprintf(path, IPC_PATH_MAX, "%s", job->persist_path);
-                        return;
-                }
         for (const struct place *place = catalogue->places; place; place = place->next)
                 if (!strcmp(place->spelling, path)) {
                         snprintf(path, IPC_PATH_MAX, "%s", place->path);
+                        return;
+                }
+        for (const struct job *job = catalogue->jobs; job; job = job->next) /* there were more spellings since */
+                if (!strcmp(job->spelling, path)) {
+                        snprintf(path, IPC_PATH_MAX, "%s", job->persist_path);
                         return;
                 }
 }
@@ -263,10 +266,10 @@ void location_resolve_parent(struct catalogue *catalogue, char *path)
                 resolve(catalogue, path, strlen(slash));
 }
 
-void location_note(const struct catalogue *catalogue, struct job *job)
+void location_note(struct job *job)
 {
-        for (const struct place *place = catalogue->places; place; place = place->next)
-                if (place->inode && !strcmp(place->path, job->persist_path)) {
+        for (const struct place *place = job->lane->catalogue->places; place; place = place->next)
+                if (!strcmp(place->path, job->persist_path)) {
                         *job->location = (struct job_location){ place->device, place->inode };
                         return;
                 }

@@ -25,8 +25,8 @@ void location_resolve_parent(struct catalogue *catalogue, char *path);
 struct job_location {
         uint64_t device, inode; /* inode 0: it is not known yet */
 };
-/* The job's storage path was just resolved: if it exists, another mount of it is recognised from now on. Lock held. */
-void location_note(const struct catalogue *catalogue, struct job *job);
+/* A new job, whose storage path was resolved: if the directory exists, another mount of it is recognised from now on. Lock held. */
+void location_note(struct job *job);
 /* The same for a pinned job whose storage path exists since then. May wait for storage. */
 void location_learn(struct catalogue *catalogue, struct job *job);
 /* Whether both paths are the same storage. May wait for storage, a second each. */
