@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
+from typing import Any
 
 from . import _nebula
 from ._session.engine import Engine
@@ -93,8 +94,13 @@ class Reader:
 
         If storage fails after the first look, it goes on looking. It raises the failure if that lasts until the timeout.
         """
-        search = _Search(self._session, every, _rule(best))
-        newest = 0
+        return self._follow(self._search(every, _rule(best)), poll, timeout)
+
+    def _search(self, every: int | None = None, best: Best | None = None) -> _Search:
+        return _Search(self._session, every, best)
+
+    def _follow(self, search: _Search, poll: float, timeout: float | None) -> Iterator[Checkpoint]:
+        """Yields as follow() does, after the checkpoint that the search has yielded last."""
         failure: NebulaError | None = None
         has_looked = False
         until = math.inf if timeout is None else time.monotonic() + timeout
@@ -114,9 +120,8 @@ class Reader:
                     log.warning("nebula: follow() cannot look for a newer checkpoint, and goes on trying: %s", error)
                 failure = error
             if found is not None:
-                if about.get("sequence", 0) > newest:
-                    newest = about["sequence"]
-                    search.taken(found)
+                if about.get("sequence", 0) > search.last:
+                    search.taken(found, about)
                     yield found
                     until = math.inf if timeout is None else time.monotonic() + timeout
                     continue
@@ -175,6 +180,7 @@ class _Search:
         self._values: dict[tuple[str, float], float] = {}  # of the checkpoints that are there, by tag and time of the commit
         self._limit: float | None = None  # the best value that was yielded
         self._held: str | None = None  # the tag of the checkpoint that was yielded last
+        self.last = 0  # its sequence
 
     def next(self) -> Checkpoint | None:
         if self._every is None and self._best is None:
@@ -210,7 +216,7 @@ class _Search:
             self._session.get_checkpoint(self._held)
         return None
 
-    def taken(self, found: Checkpoint) -> None:
-        self._held = found.tag
+    def taken(self, found: Checkpoint, about: dict[str, Any]) -> None:
+        self._held, self.last = found.tag, about["sequence"]
         if self._best is not None:
             self._limit = found.metrics.get(self._best.metric, self._limit)

@@ -7,11 +7,13 @@ import re
 import subprocess
 from collections.abc import Iterator
 
+import fork_server
 import nebulaml
 import pytest
 import torch
 from nebulaml._session import locate
 from sinks import Sink, make_versions
+from trainers import IMPORTS
 from waiting import until
 
 PATH = "s3://training/run"
@@ -151,3 +153,43 @@ def test_a_search_that_passes_over_a_version_leaves_no_list_to_the_agent(bucket)
     assert newest is not None and newest.tag == "global_step2" and newest.passed_over[0][0] == "global_step3"
     save(4, 10)
     assert nebula("verify", "global_step4", "--path", PATH).returncode == 0
+
+
+FOLLOW = """
+import os, sys, nebulaml as nm
+with nm.Subscriber(sys.argv[1], poll=0.05) as follower:
+    for line in sys.stdin:
+        answers = [follower.prepare(60 if line == "next\\n" else 0) for _ in range(1 if line == "next\\n" else 10)]
+        for answer in answers:
+            if answer is not None:
+                answer.commit()
+        os.write(1, f"{[answer and answer.step for answer in answers]}\\n".encode())
+"""
+
+
+def test_a_follower_on_another_node_reads_a_publication_once_and_asks_four_times_whether_there_is_a_newer_one(bucket, place):
+    def ask(line: str) -> str:
+        follower.stdin.write(f"{line}\n")
+        follower.stdin.flush()
+        return follower.stdout.readline().strip()
+
+    for name in "runtime", "memory":
+        (place.root / name).mkdir(mode=0o700, exist_ok=True)
+    environment = {**os.environ, "NEBULA_RUNTIME_DIR": str(place.root / "runtime"), "NEBULA_MEMORY_DIR": str(place.root / "memory"), "NEBULA_NODE_ID": "other"}
+    state = {"w": torch.zeros(1000)}
+    with (
+        fork_server.start(IMPORTS + FOLLOW, PATH, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as follower,
+        nebulaml.Publisher(state, PATH) as publisher,
+    ):
+        for step in range(1, 4):
+            state["w"].fill_(step)
+            publisher.publish(step)
+            publisher.wait(60)
+            assert ask("next") == f"[{step}]"
+        asked(bucket, "PUT latest")
+        bucket.requests()
+        assert ask("look") == str([None] * 10)
+        said = [one for one in kinds(bucket.requests()) if "/leases/" not in one]
+        assert len(said) <= 4 * 10 and not any("weights" in one or "nebula-metadata" in one for one in said), said
+        follower.stdin.close()
+        follower.wait(60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import resource
@@ -299,6 +300,8 @@ def test_a_second_process_does_not_get_the_directory_of_a_living_subscriber(plac
     refused = subprocess.run([sys.executable, "-c", program, place.storage, tmp_path / "engine"], stderr=subprocess.PIPE, text=True, timeout=100)
     assert "another process has a subscriber there" in refused.stderr  # the refusal here has not ended the lock
     one.close()
+    nm.Subscriber(place.storage, tmp_path / "engine")  # forgotten
+    gc.collect()
     nm.Subscriber(place.storage, tmp_path / "engine").close()
     other.stdout.close()
 
@@ -488,7 +491,7 @@ def test_random_deaths_never_give_wrong_weights_and_never_go_back(place, tmp_pat
                 with contextlib.suppress(ProcessLookupError):  # the one before was ending
                     os.kill(pid, signal.SIGKILL)
         else:
-            subscriber._reader.close()  # as its death: only the directory is left
+            subscriber.close()  # as its death: only the directory is left
             subscriber = nm.Subscriber(place.storage, tmp_path / "engine", poll=0.1)
             newest -= 1  # a new one shows the newest again
     step += 1

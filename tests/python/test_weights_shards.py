@@ -348,7 +348,7 @@ def test_random_deaths_of_ranks_makers_and_agents_never_mix_steps(place, out, tm
                 job.kill()
                 job = Job(place, out)
             elif victim == "follower":
-                subscriber._reader.close()  # as its death: only the directory is left
+                subscriber.close()  # as its death: only the directory is left
                 subscriber = nm.Subscriber(place.storage, tmp_path / "engine", poll=0.1)
                 newest -= 1  # a new one shows the newest again
             else:

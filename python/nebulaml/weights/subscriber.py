@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -59,22 +60,20 @@ def _made_directory() -> tuple[Path, int]:
                 return made, os.dup(lock)
 
 
-_taken: dict[tuple[int, int, int], object] = {}  # the named directories of this process's subscribers, by process, device and inode
+# The locks of the named directories of this process's subscribers, by process, device and inode.
+_taken: weakref.WeakValueDictionary[tuple[int, int, int], _Lock] = weakref.WeakValueDictionary()
 
 
 class _Lock:
-    """The lock of a directory that the program names. Forked children do not have it."""
+    """The lock of a directory that the program names. Forked children do not have it. That of a forgotten subscriber ends with the process."""
 
     def __init__(self, directory: Path) -> None:
+        self._descriptor: int | None = None
         place = os.stat(directory)
         self._key = (os.getpid(), place.st_dev, place.st_ino)
         if _taken.setdefault(self._key, self) is not self:  # the file is not opened: to close it again would end the lock of the other one
             raise self._refusal(directory, "this process has")
-        try:
-            self._descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except BaseException:
-            del _taken[self._key]
-            raise
+        self._descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as failure:
@@ -90,8 +89,10 @@ class _Lock:
         )
 
     def close(self) -> None:
-        os.close(self._descriptor)
-        _taken.pop(self._key, None)
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
+            _taken.pop(self._key, None)
 
 
 @contextlib.contextmanager
@@ -243,6 +244,7 @@ class Subscriber:
         self._current: Slot | None = None
         self._staged: Slot | None = None
         self._newest = 0  # number that was staged
+        self._search = self._reader._search()  # remembers the checkpoint that it found last
         self._staging = (0, 0)  # number and sequence of the publication that was staged last, durable or not
         self._deltas: dict[tuple[int, int], bytes] = {}  # by number and rank; the other copy still lacks them
         self._bytes = 0  # that were read of publications
@@ -291,12 +293,17 @@ class Subscriber:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            before = self._search.last
             try:
-                for found in self._reader.follow(poll=self._poll, timeout=left):
+                for found in self._reader._follow(self._search, self._poll, left):
+                    last, self._search.last = self._search.last, before  # as long as it is not staged, a look finds it
                     about = About.read(found.metadata)
+                    staged = None
                     if about is not None and about.number > self._newest:
-                        found, about = self._greatest(found, about)
-                        return self._stage(found, about, left)
+                        staged = self._stage(*self._greatest(found, about), left)
+                    before = self._search.last = last
+                    if staged is not None:
+                        return staged
             except (NebulaError, OSError) as failure:  # it may have been replaced, or storage is away, or the directory is full
                 self._report(failure)
                 time.sleep(min(self._poll, 0.2 if left is None else left))
