@@ -302,6 +302,18 @@ def test_debian_packages_install_and_a_program_is_built_and_run_with_them(debian
     assert list(root.glob("usr/bin/*")) == list(root.glob("usr/lib/*/libnebula*")) == []
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_spack_installs_the_library_and_programs_built_with_it_resume():
+    ran = subprocess.run([ROOT / "scripts/spack.sh"], capture_output=True, text=True)
+    if ran.returncode == 77:
+        pytest.skip(ran.stderr.strip().splitlines()[-1])
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    said = [line for line in ran.stdout.splitlines() if line.startswith("spack: ")]
+    assert re.fullmatch(rf"spack: nebula \S+ is installed as {ROOT}/\.envs/spack/opt/.*/libnebula-.*/bin/nebula", said[0])
+    assert [line.split()[1:5] for line in said[1:]] == [[name, "resumed", "after", "a"] for name in ("heat", "walk")]
+
+
 def test_the_manuals_name_every_command_and_every_function(prefix, environment):
     def plain(name):
         (page,) = prefix.glob(f"share/man/**/{name}")
