@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._session.engine import is_initialized
-from ._session.keeping import Best
 from ._session.pulse import phase, progress
 from ._session.session import Session, default
 from .checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from ._session.keeping import Best
 
 __all__ = [
     "Checkpoint",

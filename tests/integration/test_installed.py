@@ -132,6 +132,27 @@ def test_a_project_of_cmake_finds_the_package(prefix, environment, tmp_path):
         assert ran.stdout.startswith("starting from step 0\nstep 400 "), ran
 
 
+def test_cmake_takes_a_version_of_the_same_series_that_is_not_older_than_the_one_asked_for(prefix, environment, tmp_path):
+    needs("cmake")
+    asked = {"0.2": True, "0.2.0": True, "0.2.99": False, "0.1": False, "0.3": False, "1.2": False, "0.2...0.9": True, "0.1...0.9": False, "0.2...<0.2.1": True}
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.19)\nproject(versions C)\n"
+        f"foreach(version {' '.join(asked)})\n  find_package(nebula ${{version}} QUIET)\n"
+        "  message(STATUS \"asked ${version}: ${nebula_FOUND}\")\nendforeach()\n"
+    )
+    command = ["cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert {version: found == "1" for version, found in re.findall(r"asked (\S+): (\d)", said)} == asked
+
+
+def test_the_build_does_without_cmake(tmp_path):
+    (tmp_path / "broken.ini").write_text("[binaries]\ncmake = '/bin/false'\n")
+    meson = pathlib.Path(sys.executable).with_name("meson")
+    command = [meson, "setup", "-Dpython=false", "-Dwerror=false", "--native-file", tmp_path / "broken.ini", tmp_path / "build", ROOT]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout
+
+
 WARNINGS = ["-O2", "-Wall", "-Wextra", "-Werror"]
 
 
@@ -279,6 +300,18 @@ def test_debian_packages_install_and_a_program_is_built_and_run_with_them(debian
     )
     subprocess.run([*dpkg, "-r", "libnebula-dev", "nebula-checkpoint"], check=True, capture_output=True)
     assert list(root.glob("usr/bin/*")) == list(root.glob("usr/lib/*/libnebula*")) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_spack_installs_the_library_and_programs_built_with_it_resume():
+    ran = subprocess.run([ROOT / "scripts/spack.sh"], capture_output=True, text=True)
+    if ran.returncode == 77:
+        pytest.skip(ran.stderr.strip().splitlines()[-1])
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    said = [line for line in ran.stdout.splitlines() if line.startswith("spack: ")]
+    assert re.fullmatch(rf"spack: nebula \S+ is installed as {ROOT}/\.envs/spack/opt/.*/libnebula-.*/bin/nebula", said[0])
+    assert [line.split()[1:5] for line in said[1:]] == [[name, "resumed", "after", "a"] for name in ("heat", "walk")]
 
 
 def test_the_manuals_name_every_command_and_every_function(prefix, environment):

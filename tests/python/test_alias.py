@@ -39,6 +39,17 @@ def test_importing_takes_neither_torch_nor_a_framework():
     assert python(code) == "[]"
 
 
+def test_importing_takes_no_standard_module_that_loads_slowly():
+    """They took a third of the time of the import. A later Python may need some of them for the others."""
+    code = """
+import contextlib, importlib.util, json, logging, pickle, sys, threading, typing
+before = set(sys.modules)
+import nebulaml
+print(sorted({"ast", "asyncio", "ctypes", "dataclasses", "hashlib", "inspect", "shutil", "ssl", "subprocess", "urllib.request"} & (set(sys.modules) - before)))
+"""
+    assert python(code) == "[]"
+
+
 def test_a_missing_extension_is_no_import_error_and_names_no_other_package(tmp_path):
     package = Path(nebulaml.__file__).parent
     shutil.copytree(package, tmp_path / "nebulaml", ignore=shutil.ignore_patterns("*.so", "__pycache__"))

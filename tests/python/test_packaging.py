@@ -32,10 +32,11 @@ def test_the_recipe_of_spack_names_this_version_and_options_of_the_build(monkeyp
         monkeypatch.setitem(sys.modules, name, module)
     for name in ("spack_repo", "spack_repo.builtin", "spack_repo.builtin.build_systems"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    place = ROOT / "packaging/spack/packages/libnebula/package.py"
-    names = {}
+    place = ROOT / "packaging/spack/spack_repo/nebula/packages/libnebula/package.py"
+    names = {"__file__": str(place)}
     exec(compile(place.read_text(), place, "exec"), names)
     assert ("version", VERSION) in said
+    assert names["Libnebula"].git == ROOT.as_uri()
     given = [re.fullmatch(r"-D(\w+)=\w+", word)[1] for word in names["Libnebula"]().meson_args()]
     assert given
     assert set(given) <= OPTIONS

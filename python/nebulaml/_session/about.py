@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import numbers
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import NebulaConfigError, NebulaCorrupt
 
@@ -20,16 +19,15 @@ _NOT_FINITE = {"nan": None, "inf": "inf", "-inf": "-inf"}  # in the file: JSON h
 DEPTH = 100  # levels of containers in metadata; Python's own coder of JSON ends at its recursion limit
 
 
-@dataclasses.dataclass(frozen=True)
-class About:
+class About(NamedTuple):
     """metrics: numbers by name. metadata: plain JSON values by name.
 
     items: for each item that a manager saved, whether each rank has its own. world: the number of ranks that saved them.
     """
 
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
-    items: dict[str, bool] = dataclasses.field(default_factory=dict)
+    metrics: dict[str, float]
+    metadata: dict[str, Any]
+    items: dict[str, bool]
     world: int = 1
 
 
@@ -38,13 +36,13 @@ def check(metrics: Mapping[str, Any] | None, metadata: Mapping[str, Any] | None)
     for what, said, example in (("metrics", metrics, "{'loss': 0.5}"), ("metadata", metadata, "{'data': 'v3'}")):
         if said is not None and not isinstance(said, Mapping):
             raise NebulaConfigError(f"{what} are values by name, as {example}, not {type(said).__name__}")
-    return About(_numbers(metrics or {}), _plain(metadata or {}))
+    return About(_numbers(metrics or {}), _plain(metadata or {}), {})
 
 
 def encode(about: About) -> bytes:
     """Returns the content of the file."""
     metrics = {name: value if math.isfinite(value) else _NOT_FINITE[str(value)] for name, value in about.metrics.items()}
-    document = {"nebula": "metadata", "version": "1.0", **dataclasses.asdict(about), "metrics": metrics}
+    document = {"nebula": "metadata", "version": "1.0", **about._asdict(), "metrics": metrics}
     return json.dumps(document, allow_nan=False).encode()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import itertools
 import json
 import os
@@ -289,10 +288,16 @@ def _until(condition: Callable[[], Any], missing: Callable[[], list[int]], place
     return value
 
 
+def _digest(text: bytes) -> str:
+    import hashlib  # it loads OpenSSL, which a process without other ranks does not need
+
+    return hashlib.sha256(text).hexdigest()
+
+
 def _packed(versions: Iterable[dict[str, Any]]) -> tuple[str, str]:
     """Returns the digest of versions, and their text. A store of torch refuses values of more than 8 MiB, so the text is compressed."""
     text = json.dumps(sorted(versions, key=_key), sort_keys=True).encode()
-    return hashlib.sha256(text).hexdigest()[:32], base64.b85encode(zlib.compress(text)).decode()
+    return _digest(text)[:32], base64.b85encode(zlib.compress(text)).decode()
 
 
 def _unpacked(text: bytes | str) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -382,7 +387,7 @@ def _through_documents(engine: Engine, root: str, folder: str, turn: str, own: I
             "Nebula cannot distinguish the ranks of several nodes from the ranks of an earlier run: call this after "
             "torch.distributed.init_process_group(), or set NEBULA_RUN to a name that is new at each start"
         )
-    of_job, of_run = (hashlib.sha256(text.encode()).hexdigest()[:12] for text in (job, run))
+    of_job, of_run = (_digest(text.encode())[:12] for text in (job, run))
     digest, _ = _packed(own.stored.values())
 
     def rank_path(rank: int) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import logging
 import math
 import numbers
@@ -13,10 +11,12 @@ import stat
 import sys
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import NebulaConfigError, NebulaCorrupt
-from .keeping import Best, items_text
+
+if TYPE_CHECKING:
+    from .keeping import Best
 
 __all__ = ["Settings", "check_text", "history_dir", "in_lines", "local_path", "parse_number", "parse_seconds", "resolve"]
 
@@ -34,8 +34,7 @@ _SECONDS = {"": 1.0, "S": 1.0, "MS": 1e-3, "M": 60.0, "H": 3600.0, "D": 86400.0}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(MS|[SMHD]?)\s*", re.IGNORECASE)
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """The settings of a session. Units are seconds and bytes."""
 
     persist_path: str | None = None
@@ -305,10 +304,14 @@ def resolve(
     if keep_within is not None:
         changes["keep_within_s"] = within_seconds(keep_within)
     if keep_best is not None:
+        from .keeping import Best
+
         if keep_best and not isinstance(keep_best, Best):
             raise NebulaConfigError(f"keep_best={keep_best!r}: give nebulaml.Best(metric, mode, count)")
         changes["keep_best"] = keep_best or None
     if keep_items is not None:
+        from .keeping import items_text
+
         changes["keep_items"] = items_text(keep_items)
     if job is not None:
         changes["job"] = check_text("job", job)
@@ -318,7 +321,7 @@ def resolve(
         if world not in (0, 1) or isinstance(world, bool):
             raise NebulaConfigError(f"world={world!r}: give 1 for a process that uses Nebula alone, or 0 for the launcher's world")
         changes["alone"] = world == 1
-    chosen = dataclasses.replace(current or _defaults(), **changes)
+    chosen = (current or _defaults())._replace(**changes)
     rules = {name: getattr(chosen, name) for name in ("keep_every", "keep_hourly", "keep_daily", "keep_weekly", "keep_within_s", "keep_best")}
     excepted = next((f"{name.removesuffix('_s')}={value}" for name, value in rules.items() if value), "")
     if excepted and not chosen.keep_last:
@@ -329,7 +332,7 @@ def resolve(
     return chosen
 
 
-NAMES = tuple(name for name, one in inspect.signature(resolve).parameters.items() if one.kind is one.KEYWORD_ONLY)  # of init()'s arguments
+NAMES = tuple(resolve.__kwdefaults__)  # of init()'s arguments
 
 
 def in_lines(problems: list[str]) -> str:

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import _nebula
 from ..elastic import worker
@@ -30,9 +30,11 @@ from ..errors import (
     NebulaUnavailable,
     from_status,
 )
-from ..events import Event
 from . import agree, config, ending, late, locate, pulse, ranks, tags, watching
 from .waits import refuse_within_save, run_handlers
+
+if TYPE_CHECKING:
+    from ..events import Event
 
 __all__ = ["Engine", "default", "is_initialized", "part", "place", "session", "settings"]
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from .. import _nebula
-from .rows import human_bytes, printable
+from .printing import human_bytes, printable
 
 if TYPE_CHECKING:
     from .engine import Engine

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import _nebula
 from ..checkpoint import Checkpoint, refuse_within_block
@@ -15,9 +15,11 @@ from ..elastic import worker
 from ..errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
 from ..integrations import guards
 from . import agree, config, engine, late, progress, pulse
-from .rows import Row, Rows, listing
 from .traced import traced
 from .waits import interruptible, milliseconds, patiently
+
+if TYPE_CHECKING:
+    from .rows import Row, Rows
 
 __all__ = ["Session", "default"]
 
@@ -231,6 +233,8 @@ class Session:
 
     def checkpoints(self, persist_path: str | None = None) -> Rows[Row]:
         """Returns list_checkpoints() as typed rows, the newest first. They print as a table."""
+        from .rows import listing
+
         return listing(self.list_checkpoints(persist_path).values())
 
     def get_latest_checkpoint_path(self, name: str, path: str | None = None) -> str | None:

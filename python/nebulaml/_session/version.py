@@ -13,7 +13,7 @@ from typing import Any
 from .. import _nebula
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaUnavailable
 from . import about, config, engine, late, progress
-from .rows import escaped, human_bytes, printable
+from .printing import escaped, human_bytes, printable
 from .tags import WHOLE
 from .traced import traced
 from .waits import milliseconds, patiently, refuse_within_save
@@ -278,5 +278,5 @@ class Version:
             try:
                 self._about = about.decode(bytes(memoryview(self._map_now(about.FILE, False))))
             except NebulaNotFound:
-                return about.About()
+                return about.About({}, {}, {})
         return self._about

@@ -10,11 +10,13 @@ import logging
 import threading
 from collections.abc import Callable
 from sys import is_finalizing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import _nebula
 from ..errors import NebulaError
-from ..events import Event, of_agent
+
+if TYPE_CHECKING:
+    from ..events import Event
 
 __all__ = ["Watcher", "end", "follow", "forget"]
 
@@ -27,7 +29,10 @@ END_S = 5
 
 class Watcher(threading.Thread):
     def __init__(self, session: _nebula.Session, what: Any, notify: Callable[[Event], object]) -> None:
+        from ..events import of_agent  # by the thread that starts this one, which may run when the interpreter ends
+
         super().__init__(name="nebula-watch", daemon=True)
+        self.event = of_agent
         self.notify = notify
         self.watch = _nebula.Watch(session)  # reports events from now on
         self.what = what
@@ -43,7 +48,7 @@ class Watcher(threading.Thread):
                 event = self.watch.next(SLICE_MS)
                 if event is not None:
                     self.say(*event)
-                    self.notify(of_agent(*event))
+                    self.notify(self.event(*event))
         except NebulaError:  # the agent has ended: the next commit meets another one, or reports the failure
             pass
         finally:

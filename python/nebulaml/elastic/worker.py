@@ -5,7 +5,6 @@ imports as little as possible. If torchrun has a template (warm.py), the templat
 signals on, and ends as the worker ends.
 """
 
-import ctypes
 import os
 import signal
 import sys
@@ -38,6 +37,8 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>; it stays across exec
 
 def end_with(parent: int) -> bool:
     """Makes the kernel kill this process when its parent ends. False: the parent is another one, because that one has ended."""
+    import ctypes  # only workers of a torchrun need it
+
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     return os.getppid() == parent

@@ -9,7 +9,8 @@ from typing import Any
 
 from .. import _nebula
 from .._session import config as settings
-from .._session.rows import Row, human_bytes, printable
+from .._session.printing import human_bytes, printable
+from .._session.rows import Row
 from ..errors import NebulaError
 from ..reader import LOADABLE, Reader
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._session.config import clean_path, shown
-from .._session.rows import human_bytes
+from .._session.printing import human_bytes
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
 from ..reader import Reader
 from . import SHARD_SIZE, export_hf

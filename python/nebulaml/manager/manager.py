@@ -308,7 +308,7 @@ class Manager:
         place = self._engine.place()
         each = {name: place.world > 1 and name not in self._replicated for name in items}
         checkpoint = Checkpoint(_tag(step), _nebula.FILES_ALL_RANKS, session=self._session)
-        checkpoint._about = dataclasses.replace(said, items=each, world=place.world)
+        checkpoint._about = said._replace(items=each, world=place.world)
         try:
             for name, item in items.items():
                 if each[name] or place.rank == 0:
@@ -477,10 +477,10 @@ class Manager:
                 handle = self._engine.session(patient=True).find(version["tag"], path, version["sequence"])
                 self._known[key] = Checkpoint._found(self._engine, handle, path)._said()
             except NebulaNotFound:  # another process has removed it since the version was listed
-                return about.About()
+                return about.About({}, {}, {})
             except NebulaCorrupt as failure:  # one version must not hide the others
                 log.warning("nebula: %s has no metrics and no metadata that can be read: %s", version["tag"], failure)
-                self._known[key] = about.About()
+                self._known[key] = about.About({}, {}, {})
         return self._known[key]
 
     def checkpoint(self, step: int) -> Checkpoint:
