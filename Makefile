@@ -65,8 +65,8 @@ TORCHES := $(shell ls requirements/frameworks | sed -n 's/^\(torch-.*\)\.txt$$/\
 OLDEST := $(firstword $(TORCHES))
 NEWEST := $(lastword $(TORCHES))
 SHORT_FRAMEWORKS := deepspeed-0.19.6 deepspeed-0.19.8 lightning hf jax
-# Of the frameworks' tests, what `make test` has time for: each framework killed, resumed and read by its own tools, and a recipe's scaling.
-SHORT_TESTS := after_sigkill or two_nodes_resume or stock_tools or directory_appears or published_path or reads_nothing_from_storage or scaling_script
+# Of the frameworks' tests, what `make test` has time for: each framework killed, resumed, and read by its own tools.
+SHORT_TESTS := after_sigkill or two_nodes_resume or stock_tools or directory_appears or published_path or reads_nothing_from_storage
 
 setup:
 	@scripts/setup.sh

@@ -27,7 +27,7 @@ LEADER = re.compile(r"^\s*(?:#|/?\*+/?)?\s?")
 HEAD = re.compile(r"fault(?: \(([^)]*)\))?: (.*)")
 DEFINED = re.compile(r"^ *def (test_\w+)\(|^static void (\w+)\(|^[A-Z_]+\((\w+)\)$")
 BEGUN = re.compile(r"#include|import |from ")
-SKIPPED = re.compile(r"skipif\(.*(?:NIGHTLY|MANY|LONG)")
+SKIPPED = re.compile(r"skipif\(.*(?:NIGHTLY|MANY|LONG)|^@pytest\.mark\.nightly$|^@full$", re.M)
 
 
 @dataclasses.dataclass
@@ -106,7 +106,7 @@ def where(path: Path, name: str) -> str:
     above = text.split(f"def {name}(")[0].rpartition("\n\n")[2] if name else ""
     if SKIPPED.search(above) or (path.parent.name == "frameworks" and not (short and any(part in name for part in short[1].split(" or ")))):
         return "`make nightly`"
-    return "`make test`, longer in `make nightly`" if "NEBULA_TEST_NIGHTLY" in text else "`make test`"
+    return "`make test`, longer in `make nightly`" if "NEBULA_TEST_NIGHTLY" in text or "mark.nightly" in above else "`make test`"
 
 
 def page() -> str:

@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "nightly: a variant of a test whose other variants always run; NEBULA_TEST_NIGHTLY=1 runs it")
+    config.addinivalue_line("markers", "nightly: a test that takes long, or whose promise a shorter test shows; NEBULA_TEST_NIGHTLY=1 (`make nightly`) runs it")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

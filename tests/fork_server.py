@@ -23,6 +23,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 HERE = str(Path(__file__).resolve().parent)
 SERVER = "import sys; sys.path.append({here!r}); import fork_server; exec(fork_server.next_program({fd}, {modules!r}))"
@@ -228,3 +229,17 @@ def start(
     finally:
         for stream in opened:
             os.close(stream)
+
+
+MODULE = "import runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+
+
+def run_module(module: str, *arguments: object, timeout: float, modules: tuple[str, ...], **streams: Any) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m MODULE ARGUMENTS`, as subprocess.run does with capture_output."""
+    trainer = start(MODULE, module, *arguments, stderr=subprocess.PIPE, modules=modules, **streams)
+    try:
+        said, errors = trainer.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        trainer.kill()
+        raise
+    return subprocess.CompletedProcess([module, *arguments], trainer.returncode, said, errors)

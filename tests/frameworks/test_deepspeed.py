@@ -87,7 +87,8 @@ def test_resume_from_storage_when_the_node_lost_its_memory_and_its_save_dir(node
 
 
 # fault: as test_after_a_node_was_replaced_all_ranks_load_all_files_though_storage_has_none
-@pytest.mark.parametrize(("stage", "lost"), [(1, 0), pytest.param(2, 1, marks=full), pytest.param(3, 0, marks=full), pytest.param(1, None, marks=full)])
+@full
+@pytest.mark.parametrize(("stage", "lost"), [(1, 0), (2, 1), (3, 0), (1, None)])
 def test_two_nodes_resume_from_each_others_memory_though_one_is_replaced(node, stage, lost):
     """Storage has no file of the newest checkpoint when the ranks are killed. Every rank loads files that ranks of the other node have saved, and each node sees only its own directory."""
     whole = uninterrupted(node, NEW, "--stage", stage)

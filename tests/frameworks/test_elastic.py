@@ -94,7 +94,7 @@ def test_two_one_three_and_two_nodes_train_as_one_undisturbed(cluster, undisturb
     close(losses(job), undisturbed(way))
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("way", ["ddp", pytest.param("fsdp2", marks=full)])
 def test_a_survivor_resumes_from_memory_and_reads_nothing_from_storage(cluster, node, way):
     """The state has more than 6 MB. The part that DCP saved is durable, too, and the rest is in memory only."""
     job = cluster("--way", way, "--replicas", 1, "--interval", 3600)

@@ -36,7 +36,7 @@ def settled(condition, seconds=30):
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-@pytest.mark.parametrize("way", ["nebula", "io"])
+@pytest.mark.parametrize("way", ["nebula", pytest.param("io", marks=full)])
 def test_resume_by_path_after_sigkill_equals_uninterrupted_training(node, package, way):
     whole = stock(node, "--package", package)
     job(node, "--way", way, "--package", package, "--kill-at", 5, check=False)

@@ -23,7 +23,8 @@ def deepspeed(node, env, way, *more, **options):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("way", ["import", pytest.param("attach", marks=full)])
+@full
+@pytest.mark.parametrize("way", ["import", "attach"])
 def test_deepspeed_resumes_after_sigkill_from_the_url_of_an_object_store(node, way):
     killed = deepspeed(node, "deepspeed-0.19.8", way, "--kill-at", 5, check=False)
     node.wait_durable("global_step4")
@@ -68,6 +69,7 @@ def test_two_nodes_resume_from_an_object_store_though_nodes_are_replaced(node, l
     assert again.losses[4] == killed.losses[4] and sorted(again.losses) == [4, 5, 6]
 
 
+@full
 def test_trainer_resumes_after_sigkill_with_an_object_store(node):
     def job(*more, **options):
         return node.run(interpreter("hf"), "hf_job.py", "--output", node.base / "run", "--persist", node.persist, *more, **options)
@@ -80,6 +82,7 @@ def test_trainer_resumes_after_sigkill_with_an_object_store(node):
     assert again.end["weights"] == again.end["loaded"]
 
 
+@full
 def test_the_trainers_directory_is_stocks_with_an_object_store_and_stock_resumes_from_it(node):
     def job(directory, *more, **options):
         return node.run(interpreter("hf"), "hf_job.py", "--output", node.base / directory, *more, **options)
@@ -93,6 +96,7 @@ def test_the_trainers_directory_is_stocks_with_an_object_store_and_stock_resumes
     assert job("run", "--way", "stock", "--resume").losses == whole.losses_after(4)
 
 
+@full
 def test_accelerate_resumes_after_sigkill_with_an_object_store(node):
     def job(*more, **options):
         return node.run(interpreter("hf"), "accelerate_job.py", "--output", node.base / "run", "--persist", node.persist, *more, ranks=2, **options)
@@ -105,6 +109,7 @@ def test_accelerate_resumes_after_sigkill_with_an_object_store(node):
     assert again.losses[5] == killed.losses[5] and sorted(again.losses) == [5, 6, 7, 8]
 
 
+@full
 def test_lightning_resumes_after_sigkill_with_an_object_store(node):
     def job(*more, **options):
         return node.run(interpreter("lightning"), "lightning_job.py", "--dirpath", node.base / "ckpts", "--persist", node.persist, *more, **options)

@@ -49,6 +49,7 @@ needs_npm = pytest.mark.skipif(
 )
 
 
+@pytest.mark.nightly
 @needs_npm
 def test_nodes_find_each_other_through_a_container(tmp_path):
     secret = tmp_path / "secret"

@@ -113,7 +113,7 @@ def shared(request: Any, tmp_path: Path, nebula: str, monkeypatch: pytest.Monkey
     return ObjectStore(tmp_path, nebula, servers.new_path(STORAGE))
 
 
-@pytest.fixture(params=["directory", pytest.param("blobs", marks=FULL), "table"])
+@pytest.fixture(params=["directory", pytest.param("blobs", marks=FULL), pytest.param("table", marks=pytest.mark.nightly)])
 def storage(request: Any, tmp_path: Path, nebula: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
     monkeypatch.setenv("NEBULA_AGENT_PATH", nebula)
     if request.param == "directory":
@@ -199,6 +199,7 @@ def test_the_first_node_is_killed_the_other_goes_on_and_one_returns(start_job, s
 
 # fault (Elastic jobs): A node stands still, counts as dead, and goes on.
 # result: It joins again, and the others begin a new round with it.
+@pytest.mark.nightly
 def test_a_node_that_stood_still_and_was_taken_for_dead_is_taken_in_again(start_job, shared):
     storage = shared
     job = start_job("--nnodes=1:2", "--max-restarts=3")
@@ -218,6 +219,7 @@ def test_a_node_that_stood_still_and_was_taken_for_dead_is_taken_in_again(start_
 
 # fault (Elastic jobs): Two jobs use one `--rdzv-id`.
 # result: They are one job. A node beyond the largest number waits, and ends with the job.
+@pytest.mark.nightly
 def test_a_second_job_with_the_same_id_waits_as_a_spare_node(start_job, tmp_path, shared):
     storage = shared
     job = start_job("--nnodes=1:2", "--max-restarts=3", "--rdzv-id=twice", PATIENT)
@@ -246,6 +248,7 @@ def test_a_second_job_with_the_same_id_waits_as_a_spare_node(start_job, tmp_path
 
 # fault (Elastic jobs): The storage of the rendezvous does not answer, for less than 2 minutes.
 # result: Training goes on. No node counts as dead because of it.
+@pytest.mark.nightly
 def test_training_goes_on_while_the_table_is_gone(start_job, tmp_path, nebula, monkeypatch):
     if shutil.which("npm") is None:
         pytest.skip("npm is not here, which installs the emulator Azurite")

@@ -36,6 +36,7 @@ print("done")
 
 
 # fault: as test_a_job_whose_storage_and_memory_are_lost_goes_on_from_the_far_storage_and_saves_into_the_near_one
+@pytest.mark.nightly
 def test_a_job_goes_on_from_a_bucket_after_its_own_storage_and_memory_were_lost(servers, run, tmp_path, monkeypatch):
     name = "s3"
     command = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()

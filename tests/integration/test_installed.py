@@ -178,6 +178,7 @@ def test_four_ranks_of_an_mpi_job_are_killed_and_others_continue(prefix, environ
     check_that_it_resumes(lambda *arguments: run(next(numbers), *arguments), tmp_path)
 
 
+@pytest.mark.nightly
 def test_blocks_of_rows_are_loaded_as_columns_by_another_number_of_ranks(prefix, environment, tmp_path):
     run = built_with_mpi(ROOT / "tests/integration/blocks.c", prefix, environment, tmp_path / "blocks")
     store = tmp_path / "store"
@@ -281,6 +282,7 @@ def debian(prefix, tmp_path_factory):
     return root, packages, dpkg
 
 
+@pytest.mark.nightly
 def test_debian_packages_install_and_a_program_is_built_and_run_with_them(debian, environment, tmp_path):
     root, packages, dpkg = debian
     depends = {package.name.partition("_")[0]: subprocess.check_output(["dpkg-deb", "-f", package, "Depends"], text=True) for package in packages}

@@ -177,19 +177,18 @@ CASES = [
 
 
 def test_each_alert_fires_for_its_fault_and_none_for_a_job_that_is_well_or_has_just_begun(promtool, tmp_path):
-    def case(number, alerts, changes):
-        series = [
-            {"series": name.replace("{", '{instance="a",') if "{" in name else name + '{instance="a"}', "values": value}
-            for name, value in {**WELL, **changes}.items()
-        ]
-        firing = [{"labels": f'{{alertname="{alert}"}}', "value": 1} for alert in alerts]
-        query = {"expr": 'count by (alertname) (ALERTS{alertstate="firing"})', "eval_time": "479m", "exp_samples": firing}
-        return {"interval": "1m", "name": f"{number}: {alerts}", "input_series": series, "promql_expr_test": [query]}
-
+    """Each case is an instance, because no rule joins instances: promtool evaluates the rules once for all cases."""
+    series, firing = [], []
+    for number, (alerts, changes) in enumerate(CASES):
+        label = f'instance="{number}: {" ".join(alerts)}"'
+        for name, value in {**WELL, **changes}.items():
+            series.append({"series": name.replace("{", f"{{{label},") if "{" in name else f"{name}{{{label}}}", "values": value})
+        firing += [{"labels": f'{{alertname="{alert}",{label}}}', "value": 1} for alert in alerts]
+    query = {"expr": 'count by (alertname, instance) (ALERTS{alertstate="firing"})', "eval_time": "479m", "exp_samples": firing}
     rules = ROOT / "docs/alerts.yml"
     assert sorted(FAULTS) == sorted(re.findall(r"- alert: (\w+)", rules.read_text()))
-    cases = [case(number, alerts, changes) for number, (alerts, changes) in enumerate(CASES)]
     file = tmp_path / "cases.yml"
+    cases = [{"interval": "1m", "input_series": series, "promql_expr_test": [query]}]
     file.write_text(json.dumps({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": cases}))  # JSON is YAML
     checked = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr

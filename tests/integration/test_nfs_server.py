@@ -86,7 +86,8 @@ def served(nebula, tmp_path):
         shutil.rmtree(server.export)
 
 
-@pytest.mark.parametrize("squash", [pytest.param("No_Root_Squash", marks=pytest.mark.nightly), "Root_Squash"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("squash", ["No_Root_Squash", "Root_Squash"])
 def test_a_job_on_a_server_is_killed_and_goes_on_also_on_another_node(served, squash):
     make_server, make_client = served
     server = make_server(squash)

@@ -52,7 +52,7 @@ STORES = {
     "buckets": Store(["tests/servers/buckets.py"], f"s3://nebula/training/{RUN}", "AWS_SECRET_ACCESS_KEY"),
 }
 # Those on which whole jobs and commands are tried each time. The C tests try each driver each time.
-USUAL = STORES if os.environ.get("NEBULA_TEST_NIGHTLY") else ("azure", "s3", "two buckets")
+USUAL = STORES if os.environ.get("NEBULA_TEST_NIGHTLY") else ("azure", "s3")
 
 # No file and no output may contain the key of the environment.
 SECRETS = """
@@ -214,7 +214,7 @@ print(done.returncode, done.stdout, done.stderr)
 """
 
 
-@pytest.mark.parametrize("name", ["two accounts", "two buckets"])
+@pytest.mark.parametrize("name", [pytest.param("two accounts", marks=pytest.mark.nightly), "two buckets"])
 def test_names_in_another_order_are_refused_and_no_job_begins_from_nothing(name, tmp_path):
     said = run_beside(name, tmp_path, REORDERED)
     # of the refusal, the verdict and the command
@@ -252,7 +252,7 @@ def test_a_container_that_does_not_exist_is_not_an_empty_storage_path(name, path
     assert re.search("may list +BAD .*: create the (container|bucket)", told.stdout), told.stdout
 
 
-@pytest.mark.parametrize("name", ["s3", "gs", "buckets"])
+@pytest.mark.parametrize("name", ["s3", pytest.param("gs", marks=pytest.mark.nightly), pytest.param("buckets", marks=pytest.mark.nightly)])
 def test_a_checkpoint_of_torch_distributed_is_saved_and_loaded_by_its_url(name, tmp_path):
     assert "resumed" in run_beside(name, tmp_path, DCP)
 

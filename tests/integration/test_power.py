@@ -11,12 +11,14 @@ import power
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CUTS = 10_000 if os.environ.get("NEBULA_TEST_NIGHTLY") == "1" else 44
+IS_LONG = os.environ.get("NEBULA_TEST_NIGHTLY") == "1"
+CUTS = 10_000 if IS_LONG else 12
+STORIES = power.STORIES if IS_LONG else ("save", "retain", "prune", "publish")  # versions, retention, removals, files that appear
 
 
 # fault (The machine and other users): The power goes at any moment, below a real agent and its trainer.
 # result: What was reported as durable loads bit for bit. Nothing is a mixture, comes back after its removal, or is left after a sweep.
-@pytest.mark.timeout(4 * 3600 if CUTS == 10_000 else 300)
+@pytest.mark.timeout(4 * 3600 if IS_LONG else 300)
 def test_after_any_loss_of_power_durable_versions_load_and_nothing_is_mixed_comes_back_or_is_left(capsys):
     if not os.access("/dev/fuse", os.W_OK) or os.geteuid() != 0:
         pytest.skip("only root mounts a file system here")
@@ -24,7 +26,7 @@ def test_after_any_loss_of_power_durable_versions_load_and_nothing_is_mixed_come
         pytest.skip("libfuse3 or ninja is not here")
     subprocess.run(["scripts/build.sh", "build"], cwd=ROOT, check=True)
     subprocess.run(["ninja", "-C", "build", "--quiet", "tests/power/powerfs"], cwd=ROOT, check=True)
-    wrong = power.main(["--cuts", str(CUTS)])
+    wrong = power.main(["--cuts", str(CUTS), "--stories", ",".join(STORIES)])
     assert not wrong, capsys.readouterr().out
 
 

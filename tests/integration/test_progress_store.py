@@ -10,6 +10,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # NEBULA_STORE_MBPS makes each of the three take four seconds.
@@ -74,6 +76,7 @@ def shares(text, what):
     return [int(found[1]) for line in lines if (found := re.fullmatch(form, line))]
 
 
+@pytest.mark.nightly
 def test_a_slow_save_a_slow_flush_and_a_slow_load_show_how_far_they_are(nebula, tmp_path):
     environment = {
         **os.environ, "NEBULA_RUNTIME_DIR": str(tmp_path / "run"), "NEBULA_MEMORY_DIR": str(tmp_path / "memory"), "NEBULA_AGENT_PATH": str(nebula),

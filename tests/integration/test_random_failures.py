@@ -47,6 +47,7 @@ def befall(job: Job, fault: str, chance: random.Random) -> float:
 
 
 # fault: as test_one_way_loss_and_partitions_never_let_two_worlds_train
+@pytest.mark.nightly
 def test_a_cut_network_one_way_loss_and_a_stopped_launcher_never_let_two_worlds_train(networks):
     if networks is None:
         pytest.skip("this machine does not permit network namespaces")

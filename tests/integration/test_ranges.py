@@ -105,5 +105,6 @@ def test_loads_read_the_ranges_that_they_need_from_an_object_store(name, tmp_pat
     assert "loaded" in run_beside(name, tmp_path, BEGIN + LOADS)
 
 
+@pytest.mark.nightly
 def test_a_map_outlives_the_agent_that_has_read_its_first_ranges(tmp_path):
     assert "loaded" in run_beside("s3", tmp_path, BEGIN + AGENT_DIES)

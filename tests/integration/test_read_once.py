@@ -22,7 +22,7 @@ from waiting import until
 pytest.importorskip("torch")
 locate = pytest.importorskip("nebulaml._session.locate")
 
-NODES = int(os.environ.get("NEBULA_TEST_READ_NODES") or (32 if os.environ.get("NEBULA_TEST_NIGHTLY") == "1" else 8))
+NODES = int(os.environ.get("NEBULA_TEST_READ_NODES") or (32 if os.environ.get("NEBULA_TEST_NIGHTLY") == "1" else 4))
 MIB = 64
 SAVE = """
 nm.init(sys.argv[1], 0, on_error="raise")
@@ -139,7 +139,7 @@ def load_counted(nodes: list[Node], ranks: list[fork_server.Trainer]) -> tuple[f
     return seconds, [node.agent()["fetched_bytes"] - was for node, was in zip(nodes, before, strict=True)]
 
 
-@pytest.mark.parametrize("how", ["whole", "into"])
+@pytest.mark.parametrize("how", [pytest.param("whole", marks=pytest.mark.nightly), "into"])
 def test_the_nodes_of_a_job_read_a_file_from_the_store_once_and_hand_it_on(stored, root, how):
     server, path = stored
     nodes, gone = [Node(root, number, server) for number in range(NODES)], Node(root, NODES, server)

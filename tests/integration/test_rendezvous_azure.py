@@ -117,6 +117,7 @@ def test_a_table_that_is_busy_or_loses_answers_keeps_each_write_once(between, pl
     assert backend.set_state(b"z", token)[2]
 
 
+# fault: as test_training_goes_on_while_the_table_is_gone
 def test_a_table_that_is_gone_for_a_while_is_waited_for(between, environment):
     handler, endpoint = between
     backend = Backend("nebula-azure-table", table_cells.open_cells(endpoint), uuid.uuid4().hex)

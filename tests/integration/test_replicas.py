@@ -730,6 +730,7 @@ def test_copies_go_to_a_spare_node_first_and_it_loads_them_from_its_own_memory(w
     until(lambda: (nodes / "s.json").exists() and not (nodes / "s.spare").exists(), what="the record of a node with ranks")
 
 
+@pytest.mark.nightly
 def test_copies_move_to_a_spare_node_that_comes_later_and_leave_one_that_takes_part_or_goes(world):
     b = world.holder("b")
     a = world.node("a")

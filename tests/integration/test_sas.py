@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from test_azure import needs_npm
 from test_object_stores import run_beside
 
@@ -143,6 +144,7 @@ def test_the_sas_of_a_storage_path_is_never_shown_and_can_be_replaced(tmp_path):
     assert "durable" in run_beside("azure", tmp_path, SETUP + IN_PATH)
 
 
+@pytest.mark.nightly
 @needs_npm
 def test_a_sas_without_a_right_is_named_by_saves_lists_and_doctor(tmp_path):
     assert "all said" in run_beside("azure", tmp_path, SETUP + RIGHTS)

@@ -19,7 +19,7 @@ import search
 
 RANKS = (0, 1, 2)
 NODES = {"A": (0, 1), "B": (2,)}
-MAX_CRASHES = 2
+CRASHES = 2  # at most, of both nodes together
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Rules:
     same_run: bool = True  # else: records of any run complete a version
     record_after_file: bool = True  # else: the record may be written before its file is durable
     digests: bool = True  # else: a reader believes a manifest without comparing the records and files
+    crashes: int = CRASHES
 
 
 class State(NamedTuple):  # quicker to make, to compare and to hash than a dataclass
@@ -106,7 +107,7 @@ def steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
                 named = (run, run, run)
             if complete:
                 yield f"{node} writes the manifest of run {run}", state._replace(manifest=(run, named))
-        if state.crashes < MAX_CRASHES:
+        if state.crashes < rules.crashes:
             views = ((0, 0, 0), state.views[1]) if index == 0 else (state.views[0], (0, 0, 0))
             yield (
                 f"node {node} dies",

@@ -3,11 +3,12 @@
 import announce_model
 import pytest
 import runs_model
-from commit_model import Rules, explore
+from commit_model import CRASHES, Rules, explore
 
 
-def test_every_promise_holds_in_every_reachable_state():
-    seen, problem, path = explore(Rules())
+@pytest.mark.parametrize("crashes", [1, pytest.param(CRASHES, marks=pytest.mark.nightly)])
+def test_every_promise_holds_in_every_reachable_state(crashes):
+    seen, problem, path = explore(Rules(crashes=crashes))
     assert problem is None, "\n".join([problem or "", *path])
     assert seen > 1_000, "the model explores next to nothing"
 

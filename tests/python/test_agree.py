@@ -298,7 +298,7 @@ class Ranks:
             assert process.wait(timeout=60) == 0
 
 
-@pytest.mark.parametrize("group", ["none", "gloo"])
+@pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])
 def test_ranks_on_two_nodes_load_what_both_can_when_one_is_ahead(place, group, monkeypatch):
     first = Ranks(place, group, "one", monkeypatch)
     assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
@@ -311,7 +311,7 @@ def test_ranks_on_two_nodes_load_what_both_can_when_one_is_ahead(place, group, m
     second.kill()
 
 
-@pytest.mark.parametrize("group", ["none", "gloo"])
+@pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])
 def test_ranks_on_two_nodes_load_the_durable_version_after_one_lost_its_memory(place, group, monkeypatch):
     first = Ranks(place, group, "one", monkeypatch)
     assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
@@ -328,7 +328,7 @@ def test_ranks_on_two_nodes_load_the_durable_version_after_one_lost_its_memory(p
 
 # fault (Storage): A path has many versions, on one node or on several.
 # result: Every search, rule and list counts all of them. Ranks send the list of the versions in storage once.
-@pytest.mark.parametrize("group", ["none", "gloo"])
+@pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])
 def test_ranks_on_two_nodes_load_the_oldest_of_many_versions_by_its_tag(place, group, monkeypatch):
     place.run(
         """
@@ -349,7 +349,7 @@ def test_ranks_on_two_nodes_load_the_oldest_of_many_versions_by_its_tag(place, g
 # fault (Storage): On one node of several, nothing is mounted at the path.
 # result: A resume raises `NebulaStorageError` on all ranks, and names two of them. Training does not begin again from
 # nothing.
-@pytest.mark.parametrize("is_mounted_later", [False, True])
+@pytest.mark.parametrize("is_mounted_later", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_node_without_the_mount_makes_no_job_begin_from_nothing(place, monkeypatch, is_mounted_later):
     """Node 1 was replaced: its storage path is an empty directory of its own, because nothing is mounted there."""
     first = Ranks(place, "gloo", "one", monkeypatch)
@@ -406,7 +406,7 @@ def test_a_file_that_storage_cannot_bring_is_not_found_and_the_reason_is_said(pl
     assert "rank 0" in answer, "whose share has not come"
 
 
-@pytest.mark.parametrize("group", ["none", "gloo"])
+@pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])
 def test_after_an_init_with_another_path_ranks_agree_on_what_is_there(place, group, monkeypatch):
     other = str(place.root / "other")
     first = Ranks(place, group, "one", monkeypatch)
@@ -435,7 +435,7 @@ def test_a_rank_that_never_asks_is_named_and_no_rank_hangs(place, group, monkeyp
     both.kill()
 
 
-@pytest.mark.parametrize("group", ["none", "gloo"])
+@pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])
 def test_a_rank_that_asks_again_after_a_timeout_meets_the_late_rank(place, group, monkeypatch):
     first = Ranks(place, group, "one", monkeypatch)
     assert first.ask("save", "global_step1", "durable") == ["saved"] * 2

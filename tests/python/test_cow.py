@@ -539,6 +539,7 @@ def test_tensors_made_after_the_import_lie_in_huge_pages_and_are_protected(place
     assert huge >= 48 and faults > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif("[madvise]" not in HUGE_PAGES, reason="the machine decides about huge pages by itself")
 def test_the_user_s_setting_of_torchs_switch_for_huge_pages_is_kept(place):
     assert huge_mib_and_faults(place, THP_MEM_ALLOC_ENABLE="0")[0] < 16

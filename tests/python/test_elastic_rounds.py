@@ -281,6 +281,7 @@ def test_each_node_keeps_its_rank_and_the_spare_has_that_of_the_lost_one(start_j
 
 # fault (Elastic jobs): There are more nodes than places, and some of them fail again and again.
 # result: A node without a place waits as a spare, and disturbs nobody.
+# fault: as test_a_second_job_with_the_same_id_waits_as_a_spare_node
 def test_a_node_that_finds_no_place_in_a_round_is_a_spare_and_disturbs_nobody(start_job):
     job = start_job(1, 2)
     nodes = job.start(2, 3, 4)
@@ -304,6 +305,7 @@ def test_a_node_that_finds_no_place_in_a_round_is_a_spare_and_disturbs_nobody(st
     job.check_worlds()
 
 
+# fault: as test_a_node_that_stood_still_and_was_taken_for_dead_is_taken_in_again
 def test_a_node_that_stood_still_is_left_and_joins_again(start_job, monkeypatch):
     job = start_job(1, 3, silence_timeout="1")
     nodes = job.start(2, 3, 4)

@@ -93,7 +93,7 @@ WAYS = [in_process, in_process_of_process, in_pool, in_executor, in_start_proces
 
 # fault (Deaths): A forked child (`multiprocessing`, a data loader's worker, a notebook's launcher) ends, in any way.
 # result: Its files are there: its saves return when their bytes are copied.
-@pytest.mark.parametrize("parent", ["without a session", "with a session"])
+@pytest.mark.parametrize("parent", [pytest.param("without a session", marks=pytest.mark.nightly), "with a session"])
 def test_commits_of_a_forked_child_survive_its_end(place, parent):
     before = "commit(0, 10)\n" if parent == "with a session" else ""
     last = -1 if before else None  # a process that a server has forked is not a child of the parent: it is another trainer, which is refused

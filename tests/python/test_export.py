@@ -47,6 +47,7 @@ def test_the_file_is_what_save_model_writes_and_load_model_reads(nm, tmp_path):
     assert os.listdir(tmp_path / "new") == ["mine.safetensors"]
 
 
+@pytest.mark.nightly
 def test_every_version_that_asks_gets_its_own_values_and_the_call_returns_at_once(nm, tmp_path):
     weights = torch.zeros(1000)
     for step in range(1, 4):
@@ -81,6 +82,7 @@ def test_the_file_appears_although_the_trainer_is_killed(place, tmp_path):
     assert torch.equal(safetensors.load_file(tmp_path / "x.safetensors")["w"], torch.arange(5.0))
 
 
+@pytest.mark.nightly
 def test_a_wait_that_timed_out_can_be_waited_for_again(nm, tmp_path):
     with nm.Checkpoint("global_step1") as checkpoint:
         checkpoint.save("model.pt", {"w": torch.arange(5.0)})
@@ -94,6 +96,7 @@ def test_a_wait_that_timed_out_can_be_waited_for_again(nm, tmp_path):
     assert (tmp_path / "x.safetensors").exists()
 
 
+@pytest.mark.nightly
 def test_a_forked_worker_does_not_hold_the_exports_up(place, tmp_path):
     output = place.run(
         """
@@ -125,6 +128,7 @@ def test_a_failed_export_is_reported_and_the_next_one_succeeds(nm, tmp_path, cap
     assert os.listdir(tmp_path) == ["good.safetensors"]
 
 
+@pytest.mark.nightly
 def test_views_of_one_storage_that_none_covers_are_kept_apart(nm, tmp_path):
     storage = torch.arange(10.0)
     with nm.Checkpoint("global_step1") as checkpoint:

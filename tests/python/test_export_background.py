@@ -55,6 +55,7 @@ def test_a_manager_exports_its_durable_versions_and_the_last_one_always(nm, plac
 
 
 # fault: as test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on
+@pytest.mark.nightly
 def test_the_newest_version_wins_and_no_save_waits_for_an_export(nm, place, tmp_path):
     export = nm.HFExport(str(tmp_path / "newest"), replace=True)
     with nm.Manager(place.storage, export=export) as manager:
@@ -89,6 +90,7 @@ def test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on(nm, pla
 
 
 # fault: as test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on
+@pytest.mark.nightly
 def test_a_process_of_exports_that_is_killed_is_an_event_and_the_next_save_starts_another(nm, place, tmp_path):
     events = []
     with nm.Manager(place.storage, export=nm.HFExport(str(tmp_path / "out" / "{step}"))) as manager:
@@ -105,7 +107,7 @@ def test_a_process_of_exports_that_is_killed_is_an_event_and_the_next_save_start
 
 
 # fault: as test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on
-@pytest.mark.parametrize("how", ["kill", "exit"])
+@pytest.mark.parametrize("how", ["kill", pytest.param("exit", marks=pytest.mark.nightly)])
 def test_the_last_version_is_exported_although_the_trainer_has_ended(place, tmp_path, how):
     trainer = place.trainer(
         """

@@ -7,6 +7,7 @@ import os
 import signal
 import struct
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -169,14 +170,14 @@ NIGHTLY = bool(os.environ.get("NEBULA_TEST_NIGHTLY"))  # kills at each step, not
 
 
 # fault: as test_an_export_that_is_killed_on_its_way_has_no_config_and_the_next_one_takes_its_place
-@pytest.mark.parametrize("how", ["new", "replace"])
+@pytest.mark.parametrize("how", [pytest.param("new", marks=pytest.mark.nightly), "replace"])
 def test_a_kill_at_any_step_leaves_no_directory_or_a_whole_one(place, tmp_path, how):
     state = state_of(2)
     torch.save(state, tmp_path / "model.pt")
     old = {"old": torch.ones(3)}
     (tmp_path / "parent").mkdir()
     out = tmp_path / "parent" / "out"
-    for at in range(1, 100) if NIGHTLY else range(1 if how == "new" else 4, 100, 6):
+    for at in range(1, 100) if NIGHTLY else range(1, 100, 6):
         if how == "replace" and not out.exists():
             torch.save(old, tmp_path / "old.pt")
             export_hf(str(tmp_path / "old.pt"), out, config={"new": False})
@@ -414,26 +415,39 @@ def test_ranks_that_lack_a_name_or_a_file_are_refused(tmp_path):
         export_hf(tmp_path / "half", tmp_path / "out")
 
 
-def test_the_command_exports_and_its_exit_codes_are_those_of_restore(nm, place, tmp_path):
-    state = state_of()
+@pytest.fixture
+def restore(nm, place) -> Callable[..., subprocess.CompletedProcess]:
+    """Runs `nebula restore` of a version whose model.pt has state_of()."""
     with nm.Checkpoint("global_step1") as checkpoint:
-        checkpoint.save("model.pt", state)
+        checkpoint.save("model.pt", state_of())
     checkpoint.wait("durable", 60)
 
     def run(*words: object) -> subprocess.CompletedProcess:
         command = [locate.agent_path(), "restore", *map(str, words), "--path", str(place.storage)]
         return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
-    done = run("latest", "--hf", tmp_path / "out", "--dtype", "bf16", "--json")
+    return run
+
+
+def test_the_command_exports(restore, tmp_path):
+    done = restore("latest", "--hf", tmp_path / "out", "--dtype", "bf16", "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["tag"] == "global_step1" and said["files"] == [{"name": "model.safetensors"}]
-    assert torch.equal(weights(tmp_path / "out")["turned"], state["turned"].to(torch.bfloat16))
+    assert torch.equal(weights(tmp_path / "out")["turned"], state_of()["turned"].to(torch.bfloat16))
+    done = restore("latest", "--hf", tmp_path / "out")
+    assert (done.returncode, len(done.stderr.splitlines()), done.stdout) == (5, 1, "")
+
+
+@pytest.mark.nightly
+def test_the_exit_codes_of_an_export_are_those_of_restore(restore, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "file").touch()
     for code, words in ((5, ["latest", "--hf", tmp_path / "out"]), (3, ["none", "--hf", tmp_path / "b"]), (2, ["latest", "--hf", tmp_path / "b", "--dtype", "x"])):
-        done = run(*words)
+        done = restore(*words)
         assert (done.returncode, len(done.stderr.splitlines()), done.stdout) == (code, 1, "")
-    assert run("global_step1", f"--hf={tmp_path / 'out'}", "--force").returncode == 0
-    assert equal(weights(tmp_path / "out"), without(state, "head.weight"))
+    assert restore("global_step1", f"--hf={tmp_path / 'out'}", "--force").returncode == 0
+    assert equal(weights(tmp_path / "out"), without(state_of(), "head.weight"))
 
 
 def zero_of(folder: Path, stage: int) -> dict[str, torch.Tensor]:

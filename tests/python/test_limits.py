@@ -39,7 +39,7 @@ HARD = """
 # result: The agent raises its soft limit to the hard one. It keeps half of that open for images and opens the others
 # by their names. A trainer keeps none open. If the memory directory is removed, as by `RemoveIPC`, the images that are
 # not open are lost.
-@pytest.mark.parametrize("hard", [0, 1024], ids=["soft", "hard"])
+@pytest.mark.parametrize("hard", [0, pytest.param(1024, marks=pytest.mark.nightly)], ids=["soft", "hard"])
 def test_with_1024_open_files_versions_of_many_files_become_durable_and_load(place, hard):
     """Also with this hard limit: then the agent opens images by their names."""
     output = place.run(

@@ -20,7 +20,7 @@ import torch.distributed.checkpoint as dcp
 from nebulaml.dcp import NebulaStorageReader, NebulaStorageWriter
 from waiting import until
 
-COUNTS = [1, 64, 65, 1000]
+COUNTS = [1, 64, 65, pytest.param(1000, marks=pytest.mark.nightly)]
 
 
 def loss(step: int, count: int) -> float:
@@ -135,7 +135,7 @@ class TwoNodes:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("count", COUNTS if os.environ.get("NEBULA_TEST_NIGHTLY") else COUNTS[:-1])
+@pytest.mark.parametrize("count", COUNTS)
 def test_managers_on_two_nodes_are_right_with_any_number_of_versions(place, storage, count):
     fill(storage, count)
     both = TwoNodes(place, storage, count)

@@ -244,6 +244,7 @@ def test_a_new_node_and_a_closed_job_are_shown_as_they_are(cells):
     assert parts(backend.get_state()[0]) == parts(closed)
 
 
+# fault: as test_training_goes_on_while_the_table_is_gone
 def test_after_storage_was_gone_no_node_is_taken_for_dead_at_once(cells):
     now = datetime.now(timezone.utc)
     old = {"last_heartbeats": {node: now - timedelta(seconds=60) for node in parts(make_state(2))["participants"]}}

@@ -101,6 +101,7 @@ wait $!
 
 
 # fault: as test_slurms_signal_before_the_time_limit_goes_to_the_tasks_which_save_and_leave
+@pytest.mark.nightly
 def test_slurms_signal_to_the_batch_shell_is_handed_on_by_its_trap(place, job):
     (place.root / "batch.sh").write_text(BATCH.format(python=sys.executable, storage=place.storage))
     batch = job("bash", "batch.sh")

@@ -6,16 +6,17 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import fork_server
 import nebulaml as nm
 import pytest
 from waiting import until
 
 METHODS = ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.nightly)]
+FORK = ["fork", *(pytest.param(method, marks=pytest.mark.nightly) for method in ("spawn", "forkserver"))]
 
 HEAD = """
 import multiprocessing, os, signal, sys, time, torch
@@ -24,6 +25,13 @@ PATH, METHOD = sys.argv[1:3]
 def say(*words): os.write(1, (" ".join(map(str, words)) + chr(10)).encode())
 def wait_for(condition):
     while not condition(): time.sleep(0.01)
+"""
+
+# Its processes import the script by its path.
+SCRIPT = """
+import os, runpy, sys
+os.setsid()
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
 
 LOADER = """
@@ -36,12 +44,11 @@ if __name__ == "__main__":
 
 
 @contextlib.contextmanager
-def job(place, code: str, method: str = "fork") -> Iterator[subprocess.Popen[str]]:
+def job(place, code: str, method: str = "fork") -> Iterator[fork_server.Trainer]:
     """Runs a script in a process group of its own, as the processes of a job step are. All of the group end with the block."""
     script = place.root / "job.py"
     script.write_text(HEAD + textwrap.dedent(code))
-    command = [sys.executable, "-W", "ignore", str(script), str(place.storage), method]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, cwd=place.root, start_new_session=True)
+    process = fork_server.start(SCRIPT, script, place.storage, method, stdin=subprocess.PIPE, cwd=place.root)
     try:
         yield process
     finally:
@@ -61,13 +68,13 @@ def group(leader: int) -> set[int]:
     return found
 
 
-def ended(process: subprocess.Popen[str], timeout: float = 60) -> tuple[list[str], int]:
+def ended(process: fork_server.Trainer, timeout: float = 60) -> tuple[list[str], int]:
     output, _ = process.communicate(timeout=timeout)
     return output.splitlines(), process.returncode
 
 
 # fault: as test_sigterm_to_the_whole_group_saves_and_the_workers_of_a_loader_live_until_then
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FORK)
 def test_a_process_of_the_program_ends_by_terminate_and_so_does_a_pool(place, method):
     with job(place, """
         def work(seconds=600): time.sleep(seconds)
@@ -115,7 +122,7 @@ def test_sigterm_to_the_whole_group_saves_and_the_workers_of_a_loader_live_until
         assert manager.latest_step() is not None
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FORK)
 def test_workers_go_on_making_batches_after_sigterm_to_the_whole_group(place, method):
     with job(place, LOADER + """
     with nm.Manager(PATH, save_every_steps=10**9) as manager:
@@ -136,7 +143,7 @@ def test_workers_go_on_making_batches_after_sigterm_to_the_whole_group(place, me
 # fault: as test_sigterm_to_the_whole_group_saves_and_the_workers_of_a_loader_live_until_then
 @pytest.mark.parametrize(
     ("number", "method"),
-    [(signal.SIGKILL, "fork"), (signal.SIGKILL, "spawn"), (signal.SIGTERM, "fork"), pytest.param(signal.SIGTERM, "spawn", marks=pytest.mark.nightly)],
+    [(signal.SIGKILL, "fork"), pytest.param(signal.SIGKILL, "spawn", marks=pytest.mark.nightly), (signal.SIGTERM, "fork"), pytest.param(signal.SIGTERM, "spawn", marks=pytest.mark.nightly)],
 )
 def test_workers_end_with_their_trainer(place, method, number):
     with job(place, LOADER + """
@@ -152,7 +159,7 @@ def test_workers_end_with_their_trainer(place, method, number):
         until(lambda: not group(process.pid), 60, "the end of the workers")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FORK)
 def test_a_trainer_ends_a_worker_by_sigterm(place, method):
     with job(place, LOADER + """
     with nm.Manager(PATH, save_every_steps=10**9) as manager:

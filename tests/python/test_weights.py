@@ -243,6 +243,7 @@ def test_what_a_trainer_has_published_comes_although_it_dies_and_the_next_run_go
 
 
 # fault: as test_random_deaths_never_give_wrong_weights_and_never_go_back
+@pytest.mark.nightly
 def test_a_trainer_that_is_killed_before_its_values_are_copied_does_not_keep_the_next_run_from_publishing(place, follower):
     """Nothing completes that publication. Its maker must not wait as long as for a trainer that lives."""
     trainer = """
@@ -392,6 +393,7 @@ def test_what_a_maker_that_died_had_not_made_another_one_makes(place, follower):
             publisher.wait(60)
 
 
+@pytest.mark.nightly
 def test_more_publications_than_the_makers_pipe_holds_wait_for_the_maker(place, follower, caplog):
     state = {"weight": torch.zeros(16)}
     with nm.Publisher(state, place.storage) as publisher:

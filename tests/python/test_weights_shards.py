@@ -30,6 +30,9 @@ from waiting import until
 strided = pytest.mark.skipif(not hasattr(shards._kinds(), "_StridedShard"), reason="torch 2.4 has no state dict of FSDP2 over tensor parallelism")
 KILLS, SEED = int(os.environ.get("NEBULA_TEST_KILLS", "2")), int(os.environ.get("NEBULA_TEST_SEED", "1"))  # a test has no such variables
 
+# Most of the CPU time of a rank that only begins. torch 2.4 lacks the second one.
+IMPORTED = ("torch", "torch.distributed.tensor.parallel", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.device_mesh")
+
 RANK = """
 import contextlib, json, os, sys
 import nebulaml as nm
@@ -148,7 +151,7 @@ class Job:
                 **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._held.getsockname()[1]), "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0",
                 "LOCAL_WORLD_SIZE": "1", "NEBULA_NODE_ID": f"n{rank}", "NEBULA_MEMORY_DIR": str(place.memory / f"node{rank}"),
             }  # fmt: skip
-            self._ranks.append(fork_server.start(RANK, place.storage, kind, out, env=env, stdin=subprocess.PIPE))
+            self._ranks.append(fork_server.start(RANK, place.storage, kind, out, env=env, stdin=subprocess.PIPE, modules=IMPORTED))
 
     def ask(self, command: str, *steps: int) -> list[object]:
         """steps: one for all ranks, or one for each."""
@@ -214,6 +217,7 @@ def test_a_follower_has_whole_tensors_of_each_step_and_reads_what_changed(job, f
         assert exact(version, out)
 
 
+@pytest.mark.nightly
 def test_a_killed_maker_costs_no_publication(job, follower, out):
     assert job.ask("publish", 1) == [True, True] and exact(follower.prepare(60), out)
     assert job.ask("wait") == ["durable", "durable"]
@@ -310,6 +314,7 @@ def test_after_a_kill_of_all_ranks_the_next_run_goes_on(job, follower, place, ou
         again.kill()
 
 
+@pytest.mark.nightly
 def test_a_first_number_that_storage_refuses_is_asked_for_again(job, follower, out):
     assert job.ask("unnamed", 1) == [False, False]
     assert job.ask("publish", 2) == [True, True] and job.ask("wait") == ["durable", "durable"]
@@ -317,6 +322,7 @@ def test_a_first_number_that_storage_refuses_is_asked_for_again(job, follower, o
     assert version.step == 2 and exact(version, out)
 
 
+@pytest.mark.nightly
 def test_whole_tensors_after_shards_are_refused_and_never_shown(place, follower, out):
     job = Job(place, out, "columns")
     try:
@@ -330,6 +336,7 @@ def test_whole_tensors_after_shards_are_refused_and_never_shown(place, follower,
 
 
 # fault: as test_random_deaths_never_give_wrong_weights_and_never_go_back
+@pytest.mark.nightly
 def test_random_deaths_of_ranks_makers_and_agents_never_mix_steps(place, out, tmp_path):
     """NEBULA_TEST_KILLS: how many."""
     chance, job, step, newest = random.Random(SEED), Job(place, out), 0, 0
@@ -380,6 +387,7 @@ def test_columns_and_copies_of_tensors_are_put_together(place, follower, out):
         job.kill()
 
 
+@pytest.mark.nightly
 def test_of_slices_of_a_mesh_that_have_the_same_tensors_one_publishes(place, follower, out):
     job = Job(place, out, "slices", 4)
     try:

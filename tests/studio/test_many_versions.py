@@ -68,7 +68,7 @@ def serving(studio: Any) -> int:
 
 
 @pytest.mark.timeout(1800 if NIGHTLY else 300)
-@pytest.mark.parametrize("kind", ["directory", "bucket"])
+@pytest.mark.parametrize("kind", ["directory", pytest.param("bucket", marks=pytest.mark.nightly)])
 def test_many_versions_are_listed_and_shown(kind, place, start, page, request):
     count, shown = COUNTS[kind], min(COUNTS[kind], SHOWN)
     few, many = place.memory / "few", place.memory / "many"  # where a sync costs nothing
@@ -132,6 +132,7 @@ def test_many_versions_behind_a_slow_network(bucket, start):
     )
 
 
+@pytest.mark.nightly
 def test_the_page_shows_the_newest_versions_while_a_bucket_is_read_and_reads_none_again(bucket, start, page):
     make_versions("s3://training/run7", 300)
     remove_index("s3://training/run7")  # with it, the page reads one manifest

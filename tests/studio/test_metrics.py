@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import expect
 from test_page import open_tab
 
@@ -49,6 +50,7 @@ def test_metrics_over_steps_show_the_best_that_can_be_loaded_and_the_lines_of_hi
     expect(page).to_have_url(re.compile("#version/global_step15$"))
 
 
+@pytest.mark.nightly
 def test_filter_order_and_a_second_tab_have_addresses_that_work_without_the_token(place, start, save, page):
     save(1, 2, 10)
     page.goto(start(place.storage).address)
@@ -66,6 +68,7 @@ def test_filter_order_and_a_second_tab_have_addresses_that_work_without_the_toke
     expect(page.locator("th[aria-sort=descending]")).to_contain_text("val_loss")
 
 
+@pytest.mark.nightly
 def test_a_row_that_was_selected_stays_selected_while_others_come(place, start, save, page):
     save(1)
     page.goto(start(place.storage).address)

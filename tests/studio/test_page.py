@@ -217,6 +217,7 @@ def test_one_checkpoint_is_verified_looked_into_and_pinned(place, start, save, p
     expect(page.locator("#check")).to_contain_text("DAMAGED: model.pt at byte")
 
 
+@pytest.mark.nightly
 def test_compare_shows_the_files_of_the_last_writing_of_a_tag_only_there(place, start, save, page):
     save(1)
     save(1)
@@ -234,7 +235,7 @@ def test_compare_shows_the_files_of_the_last_writing_of_a_tag_only_there(place, 
 LONG = "a-name-that-a-program-made-" * 8
 
 
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("width", [360, pytest.param(1280, marks=pytest.mark.nightly)])
 def test_no_panel_is_wider_than_the_window(place, start, page, width):
     place.run(
         """
@@ -262,7 +263,7 @@ def test_no_panel_is_wider_than_the_window(place, start, page, width):
 DAYS = {"today": (0, r"\d\d:\d\d:\d\d"), "another day": (1, r"(\d{4}-)?\d\d-\d\d( \d\d:\d\d)?"), "another year": (400, r"\d{4}-\d\d-\d\d")}
 
 
-@pytest.mark.parametrize(("width", "day"), [(1280, "today"), (1280, "another day"), (1920, "another year")])
+@pytest.mark.parametrize(("width", "day"), [pytest.param(1280, "today", marks=pytest.mark.nightly), (1280, "another day"), pytest.param(1920, "another year", marks=pytest.mark.nightly)])
 def test_long_names_are_cut_and_told_whole_and_all_columns_are_in_view(place, start, page, width, day):
     tags = [LONG[:200], "W" * 200, "global_step7"]
     place.run(
@@ -305,6 +306,7 @@ def test_long_names_are_cut_and_told_whole_and_all_columns_are_in_view(place, st
     assert page.evaluate("[...document.querySelectorAll('.grid')].every((grid) => grid.scrollWidth <= grid.clientWidth)")
 
 
+@pytest.mark.nightly
 def test_a_time_of_another_day_has_its_date(place, start, save, page):
     save(1)
     page.goto(start(place.storage).address)
@@ -338,6 +340,7 @@ def test_prune_shows_what_goes_and_removes_just_that(place, start, save, page):
     assert [one["removed"] for one in told] == [False, False] and "pinned" in told[0]["reason"] and told[1]["reason"]
 
 
+@pytest.mark.nightly
 def test_prune_keeps_a_version_that_was_written_again_after_the_preview(place, start, save, page):
     save(1, 2, 3)
     studio = start(place.storage)
@@ -419,7 +422,7 @@ CONTRAST = """() => {
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.nightly), "dark"])
 def test_every_text_has_the_contrast_that_wcag_asks_for(place, start, save, page, scheme):
     save(1, 2, 3)
     page.emulate_media(color_scheme=scheme)
@@ -430,6 +433,7 @@ def test_every_text_has_the_contrast_that_wcag_asks_for(place, start, save, page
         assert page.evaluate(CONTRAST) == [], name
 
 
+@pytest.mark.nightly
 def test_a_thousand_versions_and_ranks_are_drawn_without_lag(place, start, page):
     """A trainer saves 1,000 durable versions. The test itself writes the studio's answer with 1,024 ranks of a version."""
     place.storage = place.memory / "storage"  # where a sync costs nothing
@@ -515,6 +519,7 @@ def test_a_path_without_rights_says_so(place, start, save, tmp_path):
     assert "Permission denied" in json.loads(told.stdout)["storage"]["error"]["message"], "what the page shows in its alert"
 
 
+@pytest.mark.nightly
 def test_each_panel_has_an_address_that_a_reload_and_the_back_button_know(place, start, save, page):
     save(1, 2)
     studio = start(place.storage)
@@ -534,6 +539,7 @@ def test_each_panel_has_an_address_that_a_reload_and_the_back_button_know(place,
     expect(page.locator("svg circle")).to_have_count(2)
 
 
+@pytest.mark.nightly
 def test_a_tag_that_was_selected_on_the_first_panel_stays_selected_while_ages_go_on(place, start, save, page):
     save(1)
     page.goto(start(place.storage).address)
@@ -570,6 +576,7 @@ def test_a_rank_that_is_gone_is_told_on_the_first_panel_with_the_newest_good_ver
     stays.communicate("\n", timeout=60)
 
 
+@pytest.mark.nightly
 def test_a_pause_of_a_night_takes_little_room_on_the_timeline_and_is_named(place, start, page, tmp_path):
     header = "tag,step,sequence,world,files,size_bytes,result,blocked_ms,copy_ms,capture_cpu_ms,faults,begun,captured,committed,durable"
     rows = [header + ",persist_seconds,persist_mib_per_s,error"]
@@ -635,7 +642,7 @@ AXE = Path(sys.prefix) / "axe/node_modules/axe-core/axe.min.js"
 
 
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not here: scripts/studio.sh browser installs it with npm")
-@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("width", [400, pytest.param(1280, marks=pytest.mark.nightly)])
 def test_axe_finds_no_fault_on_any_panel(place, start, save, page, width):
     """https://github.com/dequelabs/axe-core: the rules of WCAG 2.2 that a program can check."""
     save(1, 2, 3)
@@ -650,6 +657,7 @@ def test_axe_finds_no_fault_on_any_panel(place, start, save, page, width):
         assert [(one["id"], [node["html"][:120] for node in one["nodes"][:3]]) for one in found] == [], name
 
 
+@pytest.mark.nightly
 def test_a_verification_by_the_command_is_shown_and_closes_nothing_that_is_open(place, start, save, page):
     save(1, 2)
     page.goto(start(place.storage).address + "/version/global_step1")

@@ -262,6 +262,7 @@ def test_two_hundred_jobs_of_a_bucket_take_five_requests_each_and_none_while_no_
         bucket.close()
 
 
+@pytest.mark.nightly
 def test_a_prefix_of_a_bucket_is_a_table_of_its_jobs(place, start, page, monkeypatch):
     for name, value in shared().variables("s3").items():
         monkeypatch.setenv(name, value)
