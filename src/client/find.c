@@ -35,7 +35,7 @@ static enum nebula_status find(nebula_session *session, const char *tag, uint64_
                                const char *persist_path, nebula_checkpoint **ret_checkpoint, struct nebula_error *error)
 {
         struct client_wire wire = { .fd = -1 };
-        struct ipc_find request = { .sequence = sequence };
+        struct ipc_find request = { .sequence = sequence, .waits = !sequence };
         struct client_call call = {
                 .type = IPC_FIND, .request = &request, .size = sizeof request, .timeout_ms = -1,
         };

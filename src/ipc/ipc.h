@@ -24,7 +24,7 @@
 
 #include "nebula.h"
 
-#define IPC_VERSION 18u
+#define IPC_VERSION 19u
 #define IPC_OTHER_VERSION 71 /* EPROTO: the errno of the answer to a HELLO of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
@@ -192,6 +192,7 @@ struct ipc_state {
 };
 struct ipc_find {
         uint64_t sequence;               /* of the tag: only this version; 0: any */
+        uint32_t waits, unused;          /* waits: for versions that the client has closed and that other ranks must close, too */
         char persist_path[IPC_PATH_MAX]; /* "" = the session's */
         char tag[IPC_NAME_MAX];          /* "" = the newest */
 };

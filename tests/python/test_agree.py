@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -229,6 +230,10 @@ RANK = """
                 checkpoint.commit()
                 checkpoint.wait(command[2], 30000)
                 answer = "saved"
+            elif command[0] == "close":
+                with nm.Checkpoint(command[1], -2) as checkpoint:
+                    checkpoint.save_bytes(f"r{rank}", command[1].encode())
+                answer = "closed"
             elif command[0] == "only":
                 nm._session.engine.session().begin(command[1], 1).save_bytes(f"r{rank}", b"x")
                 answer = "saved"
@@ -238,6 +243,8 @@ RANK = """
                 os.environ["NEBULA_AGREE_TIMEOUT"] = answer = command[1]
             elif command[0] == "read":
                 answer = found.read_bytes(command[1]).decode()
+            elif command[0] == "passed":
+                answer = found.passed_over
             elif command[0] == "files":
                 answer = [found.state, *sorted(found.files)]
             else:
@@ -279,9 +286,12 @@ class Ranks:
     def ask(self, *command, only=None):
         chosen = [self.processes[only]] if only is not None else self.processes
         for process in chosen:
-            process.stdin.write(" ".join(command) + "\n")
-            process.stdin.flush()
+            self.send(process, *command)
         return [json.loads(process.stdout.readline()) for process in chosen]
+
+    def send(self, process, *command):
+        process.stdin.write(" ".join(command) + "\n")
+        process.stdin.flush()
 
     def kill(self):
         for process in self.processes:
@@ -324,6 +334,42 @@ def test_ranks_on_two_nodes_load_the_durable_version_after_one_lost_its_memory(p
         lists = [path.name for path in (place.storage / ".nebula").glob("inventory-*") if path.stem.count("-") == 3]
         assert len(lists) == 1, lists
     second.end()
+
+
+# fault (Storage): A rank asks for a version that it has saved, and its agent does not know yet whether the ranks of other nodes have.
+# result: The search waits for that rank, so both ranks get the same version.
+@pytest.mark.parametrize(("question", "poison"), [("latest", ""), ("latest", "global_step0"), ("tag global_step2", "")])
+@pytest.mark.parametrize("group", ["none", "gloo"])
+def test_ranks_on_two_nodes_that_search_right_after_their_saves_get_the_same_answer(place, group, question, poison, monkeypatch):
+    monkeypatch.setenv("NEBULA_PASSED_OVER", poison)
+    ranks = Ranks(place, group, "one", monkeypatch)
+    assert ranks.ask("close", "global_step1") == ["closed"] * 2
+    assert ranks.ask("latest") == ["global_step1"] * 2
+    assert ranks.ask("close", "global_step2", only=0) == ["closed"]
+    first = ranks.processes[0]
+    ranks.send(first, *question.split())
+    assert not select.select([first.stdout], [], [], 1)[0], "an answer before rank 1 has saved"
+    assert ranks.ask("close", "global_step2", only=1) == ["closed"]
+    assert ranks.ask(*question.split(), only=1) == ["global_step2"] and json.loads(first.stdout.readline()) == "global_step2"
+    ranks.kill()
+
+
+# fault (Deaths): A rank asks for a version that it has saved, and another rank never saves its part.
+# result: The search ends after 45 s without news. It takes an older version, with the missing ranks in `passed_over`. If there is none, it raises
+# `NebulaTimeout`, which names them. A rank that saves after all is heard.
+def test_a_search_after_a_save_that_another_rank_never_makes_names_that_rank(place, monkeypatch):
+    for name in ("NEBULA_TAKEOVER_S", "NEBULA_QUIET_S"):
+        monkeypatch.setenv(name, "1")
+    ranks = Ranks(place, "none", "one", monkeypatch)
+    assert ranks.ask("close", "global_step1", only=0) == ["closed"]
+    (answer,) = ranks.ask("tag", "global_step1", only=0)
+    assert answer.startswith("NebulaTimeout") and "waits for rank 1 of 2" in answer, answer
+    assert ranks.ask("close", "global_step1", only=1) == ["closed"]
+    assert ranks.ask("latest") == ["global_step1"] * 2
+    assert ranks.ask("close", "global_step2", only=0) == ["closed"]
+    assert ranks.ask("latest", only=0) == ["global_step1"]
+    assert ranks.ask("passed", only=0) == [[["global_step2", "waits for rank 1 of 2"]]]
+    ranks.kill()
 
 
 # fault (Storage): A path has many versions, on one node or on several.

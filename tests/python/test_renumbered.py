@@ -53,21 +53,40 @@ def test_a_handle_finds_its_version_again_under_its_new_number(place, monkeypatc
     assert torch.equal(found.load("model.pt")["value"], torch.arange(4))
 
 
+def save_last(first: int) -> None:
+    with nm.Checkpoint("last") as checkpoint:
+        checkpoint.save("model.pt", {"value": torch.arange(4) + first})
+    checkpoint.wait("committed", 60)
+
+
+def remove_images(place) -> None:
+    for image in place.memory.glob("*.img"):
+        image.unlink()
+
+
 # fault (Deaths): The agent dies together with its memory, and the next one counts the writings of a tag from one again.
 # result: A handle of the version that is lost fails. It does not load the later one.
 def test_a_handle_loads_no_later_writing_of_its_tag_after_the_agents_memory_was_lost(place):
     nm.init(str(place.storage), 3600, 2)
-
-    def save(first: int) -> None:
-        with nm.Checkpoint("last") as checkpoint:
-            checkpoint.save("model.pt", {"value": torch.arange(4) + first})
-        checkpoint.wait("committed", 60)
-
-    save(0)
+    save_last(0)
     found = nm.get_latest_checkpoint()
+    remove_images(place)  # before the agent dies: a thread of this process may start the next one at once, and that adopts all images
     place.kill_agent()
-    for image in place.memory.glob("*.img"):
-        image.unlink()
-    save(100)
+    save_last(100)
     with pytest.raises(nm.NebulaError):
         found.load("model.pt")
+    assert torch.equal(nm.get_latest_checkpoint().load("model.pt")["value"], torch.arange(4) + 100)
+
+
+# fault (Deaths): The agent dies, the next one adopts its memory, and the program writes the tag again.
+# result: A handle of the earlier version loads that one.
+def test_a_handle_loads_its_own_writing_of_a_tag_that_the_next_agent_has_adopted(place):
+    nm.init(str(place.storage), 3600, 2)
+    save_last(0)
+    found = nm.get_latest_checkpoint()
+    place.kill_agent()
+    assert list(nm.list_checkpoints()) == ["last"]  # the next agent has adopted the images
+    remove_images(place)
+    save_last(100)
+    assert torch.equal(found.load("model.pt")["value"], torch.arange(4))
+    assert torch.equal(nm.get_latest_checkpoint().load("model.pt")["value"], torch.arange(4) + 100)

@@ -67,8 +67,13 @@ class Agreement:
         place = self._engine.place()
         return place.world > 1 and place.local_world < place.world and not self._saving
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether this session has begun to save."""
+        return self._saving
+
     def begun_saving(self) -> None:
-        """Lets this rank's agent answer from now on: all ranks have the versions that it calls committed, so no rank needs to wait."""
+        """Lets this rank's agent answer from now on. Its searches wait for the versions that this rank has closed."""
         if self._saving and not self._pinned:
             return
         with self._lock:

@@ -151,6 +151,8 @@ class Session:
 
         On several nodes, before this session has saved anything, it is the newest that every rank can load, and all ranks get
         the same one. So every rank must call it; otherwise it raises NebulaTimeout after NEBULA_AGREE_TIMEOUT seconds.
+        Later it waits until the versions that this rank has closed are complete or have failed. If other ranks are silent for 45 s,
+        it returns an older version, whose ``passed_over`` names them, or raises NebulaTimeout if there is none.
         """
         path, owner = config.clean_path(persist_path), self._engine
         if owner.agreement.needed():
@@ -160,6 +162,9 @@ class Session:
                 found = self._exactly(common[0], path)
                 return self._newest(found, owner.agreement.passed_over(path, common[0]))
         elif worker.passed_over():
+            if owner.agreement.is_saving:
+                with contextlib.suppress(NebulaNotFound):  # a search waits as below, an inventory does not
+                    interruptible(owner.session(patient=True).latest, path)
             left = agree.inventory(owner, path)
             if left:
                 return self._newest(self._exactly(left[0], path), [(tag, agree.POISON) for tag in worker.passed_over()])
@@ -194,7 +199,7 @@ class Session:
             ) from failure
 
     def get_checkpoint(self, tag: str | None = None, persist_path: str | None = None) -> Checkpoint | None:
-        """Finds the complete checkpoint of a tag; without a tag, the newest. None: there is none."""
+        """Finds the complete checkpoint of a tag; without a tag, the newest. It waits as get_latest_checkpoint() does. None: there is none."""
         if tag is None:
             return self.get_latest_checkpoint(persist_path)
         found = self._tagged(tag, persist_path)
@@ -213,7 +218,10 @@ class Session:
         else:
             try:
                 with progress.waiting(owner, f"looking for {tag}"):
-                    return Checkpoint._found(owner, interruptible(owner.session(patient=True).find, tag, path), path)
+                    found = Checkpoint._found(owner, interruptible(owner.session(patient=True).find, tag, path), path)
+                if owner.place().local_rank == 0:
+                    guards.log_passed_over(f"an earlier {tag}", [one for one in found.passed_over if one[0] == tag])
+                return found
             except NebulaNotFound:
                 pass
         guards.check_missing(tag, path)

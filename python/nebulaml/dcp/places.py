@@ -12,6 +12,7 @@ import torch
 from .. import _nebula, api
 from .._session import config
 from .._session.session import Session, default
+from .._session.waits import interruptible
 from ..errors import NebulaConfigError, NebulaNotFound
 from ..tensors import pickling
 
@@ -96,7 +97,7 @@ def is_stock(folder: str) -> bool:
 def is_taken(session: Session, persist: str, tag: str) -> bool:
     """Returns True if a complete checkpoint is there, as far as this node knows."""
     try:
-        session._engine.session().find(tag, persist)
+        interruptible(session._engine.session().find, tag, persist)
     except NebulaNotFound:
         return is_stock(os.path.join(config.without_scheme(persist), tag))
     return True

@@ -271,32 +271,6 @@ static enum nebula_status request_state(struct connection *connection, const voi
         return version ? NEBULA_OK : NEBULA_NOT_FOUND;
 }
 
-static enum nebula_status request_find(struct connection *connection, const void *payload, struct answer *answer,
-                                       struct nebula_error *error)
-{
-        struct ipc_find *find = malloc(sizeof *find);
-        enum nebula_status status;
-
-        if (!find)
-                return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a request");
-        memcpy(find, payload, sizeof *find);
-        if (connection->session->role == IPC_ROLE_TRAINER)
-                place_keep(find->persist_path);
-        location_resolve(connection->catalogue, find->persist_path);
-        status = restore_find(connection->catalogue, connection->session, find, &answer->body.found, error);
-        free(find);
-        if (!status) {
-                catalogue_lock(connection->catalogue);
-                if (connection->session->role == IPC_ROLE_READER)
-                        catalogue_lease(connection->catalogue, connection->session, answer->body.found.version_id);
-                else
-                        policy_foresee(connection->catalogue, connection->session, answer->body.found.version_id);
-                catalogue_unlock(connection->catalogue);
-        }
-        answer->size = sizeof answer->body.found;
-        return status;
-}
-
 /* Records that this run continues from the version that it loads. */
 static void note_read(struct connection *connection, uint64_t version_id, enum ipc_source source)
 {

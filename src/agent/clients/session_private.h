@@ -5,6 +5,7 @@
  *  greeting.c  the first request of a connection, and new settings
  *  waits.c     requests that wait for a change, and notice when their client is gone
  *  flush.c     the one of them that waits for several versions
+ *  find.c      searches, which wait for the versions that their process has closed
  *  keep.c      pins, and removals that a program asks for
  */
 #ifndef NB_AGENT_CLIENTS_SESSION_PRIVATE_H
@@ -67,6 +68,7 @@ typedef enum nebula_status request_run(struct connection *connection, const void
 
 request_run request_hello, request_configure;
 request_run request_flush;
+request_run request_find;
 request_run request_keep;
 request_run request_compared;
 

@@ -22,5 +22,7 @@ void passed_add(struct passed *passed, const char *tag, const char *reason);
 void passed_scan(struct passed *passed, struct store *store, const struct manifest_scan *scan, const struct manifest *found);
 /* Gives the program those that may be newer than `found`. */
 void passed_report(const struct passed *passed, struct ipc_found *found);
+/* Gives it one more: a version that may still become complete, perhaps of the same tag. */
+void passed_also(struct ipc_found *found, const char *tag, const char *reason);
 
 #endif
