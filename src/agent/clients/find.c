@@ -15,10 +15,12 @@
 
 #define HEAR_NS (5 * SECOND_NS) /* in less, the agents of several nodes learn of each other's commits */
 
-/* Whether this process has closed its part, and other ranks or running copies decide whether the version becomes complete. */
+/* Whether this process has closed its part, and other ranks or running copies decide whether the version becomes complete. On several nodes, an
+ * open-ended one is complete after half a minute without news, for which no search waits. */
 static bool is_undecided(const struct session *session, const struct version *version, const char *tag)
 {
-        const struct part *own = version_open(version) ? version_part((struct version *)version, session->rank) : NULL;
+        bool ends = version_open(version) && !(version->is_spread && version->file_goal == NEBULA_FILES_OPEN);
+        const struct part *own = ends ? version_part((struct version *)version, session->rank) : NULL;
 
         return own && own->closed && own->pid == session->pid && !strcmp(version->run, session->run) && (!*tag || !strcmp(tag, version->tag));
 }
