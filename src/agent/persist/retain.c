@@ -307,6 +307,7 @@ enum nebula_status storage_retain(struct catalogue *catalogue, struct job *job, 
         struct dropped dropped = { 0 };
         struct store *store;
         bool is_remover;
+        int64_t begun_ns;
         enum nebula_status status = storage_open(catalogue, job, &store, error);
 
         *ret_has_more = false;
@@ -316,7 +317,9 @@ enum nebula_status storage_retain(struct catalogue *catalogue, struct job *job, 
         is_remover = job->is_remover;
         catalogue_unlock(catalogue);
         remove_rests(catalogue, job, store);
+        begun_ns = os->now_ns();
         status = retain_decide(catalogue, job, store, &dropped, error);
+        job->storage->rules_ns = os->now_ns() - begun_ns;
         if (!status && dropped.count >= (is_remover ? 1 : FORGET_AT)) {
                 status = forget_missing(catalogue, job, store, error);
                 if (!status && is_remover) {

@@ -62,7 +62,8 @@ struct job_storage {
         int64_t rests_at_ns;           /* when documents that stay for a week are swept again; used by the worker */
         struct json_t *metrics;        /* of versions in the list, by tag, for rules that name a metric; used by the worker */
         bool metric_reported;              /* the log has said that no version has the metric of a rule */
-        int64_t retain_at_ns;          /* the rules are not applied before this time: the last attempt has failed */
+        int64_t retain_at_ns;          /* the rules are not applied before this time: the last attempt has failed, or was work */
+        int64_t rules_ns;              /* that it took to decide which versions stay; used by the worker */
         uint32_t retain_attempt;       /* failed attempts since the last success */
         struct lease *leases;          /* in storage, of the readers of this node; used by the worker (lease.c) */
         bool refuses_leases;           /* the storage does: this agent may not write there */
