@@ -54,6 +54,8 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONPATH
+# A module is compiled when it is first imported. Most of those that pip installs never are.
+export PIP_NO_COMPILE := 1
 NATIVE_FILES := $(shell find src include python meson.build meson.options pyproject.toml -type f -not -name '*.pyc')
 INSTALLED := .venv/.installed
 LIMITS := build/bench-limits
@@ -198,8 +200,9 @@ coverage: setup-test
 	@meson test -C build-coverage --print-errorlogs --no-rebuild --timeout-multiplier 4 --no-suite stores
 	@$(BIN)/python scripts/coverage.py build-coverage --floor 71 45
 
-# In order, so that what is quick to fail comes first. The C tests run once, with the sanitizers; `make units` runs them without. The frameworks are
-# fetched while the C half is built, which the network decides. The tests on emulators wait most of their time, so the others run beside them.
+# In order, so that what is quick to fail comes first. The C tests are built and run once, with the sanitizers: `make units` runs them without, and
+# compiles them with the warnings of gcc. The frameworks are fetched while the C half is built, which the network decides. The tests on emulators wait
+# most of their time, so the others run beside them.
 environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
 	@scripts/azurite.sh install || test $$? = 77
 	@scripts/moto.sh install
@@ -207,9 +210,11 @@ environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
 test: setup-test
 	@log=$$(mktemp); $(MAKE) environments >$$log 2>&1 & fetching=$$!; stores=; \
 	trap 'kill $$fetching $$stores 2>/dev/null || true; rm -f $$log' EXIT; \
-	$(MAKE) lint asan-build; \
+	scripts/lint.sh; \
+	TARGETS=all scripts/build.sh build; \
+	$(MAKE) asan-build; \
 	wait $$fetching || { cat $$log; exit 1; }; \
-	MESON_TESTTHREADS=3 meson test -C build --print-errorlogs --no-rebuild --suite stores >$$log 2>&1 & stores=$$!; \
+	MESON_TESTTHREADS=3 meson test -C build-asan --print-errorlogs --no-rebuild --timeout-multiplier 4 --logbase stores --suite stores >$$log 2>&1 & stores=$$!; \
 	$(MAKE) asan package SUITES="--no-suite stores"; \
 	wait $$stores || { cat $$log; exit 1; }; \
 	tail -8 $$log

@@ -20,6 +20,8 @@
 #include "store/manifest_load.h"
 #include "tap.h"
 
+#define SEEDS os_crash_seeds(12) /* more with NEBULA_TEST_NIGHTLY=1 */
+
 static char root[64], other[96], storage[96];
 static bool has_failed; /* a system call failed: a view that cannot be made does not fail its version */
 
@@ -150,7 +152,7 @@ static void a_durable_version_loads_after_every_power_loss(void)
         os_crash_end();
         bench_done(&bench, true);
         for (uint64_t at = 0; at <= last && !tap_failed_checks; at++)
-                for (uint64_t seed = 0; seed < 12; seed++) {
+                for (uint64_t seed = 0; seed < SEEDS; seed++) {
                         REQUIRE(!os_crash_materialise(at, seed, other));
                         CHECK(holds(at, seed, durable));
                 }
@@ -214,7 +216,7 @@ static void nothing_that_was_not_completed_stays_after_a_sweep(void)
         os_crash_end();
         bench_done(&bench, true);
         for (uint64_t at = 0; at <= last && !tap_failed_checks; at++)
-                for (uint64_t seed = 0; seed < 12; seed++) {
+                for (uint64_t seed = 0; seed < SEEDS; seed++) {
                         REQUIRE(!os_crash_materialise(at, seed, other));
                         CHECK(next_start_sweeps(at, seed));
                 }

@@ -11,7 +11,7 @@
 #include "store/sweep.h"
 #include "tap.h"
 
-#define SEEDS 8
+#define SEEDS os_crash_seeds(8) /* more with NEBULA_TEST_NIGHTLY=1 */
 #define STEPS 4
 
 static char root[64], other[96], storage[96];

@@ -12,7 +12,7 @@
 #include "tap.h"
 #include "test_dir.h"
 
-#define SEEDS 8
+#define SEEDS os_crash_seeds(8) /* more with NEBULA_TEST_NIGHTLY=1 */
 #define BIG_BYTES ((1u << 20) + 333)
 #define PROMISES_MAX 64
 

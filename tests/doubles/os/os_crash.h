@@ -7,7 +7,7 @@
  *     returned_at = os_crash_position();         // after each call whose promise is checked
  *     os_crash_end();
  *     for (at = 0; at <= last; at++)
- *             for (seed = 0; seed < 20; seed++) {
+ *             for (seed = 0; seed < os_crash_seeds(20); seed++) {
  *                     os_crash_materialise(at, seed, other_directory);
  *                     ... the conditions that must hold if the power went at `at` ...
  *             }
@@ -28,6 +28,7 @@
 #define NB_OS_OS_CRASH_H
 
 #include <stdint.h>
+#include <stdlib.h>
 
 #define OS_CRASH_ALL_LOST 0 /* as `seed`: no change without a sync survives */
 #define OS_CRASH_ALL_KEPT 1 /* as `seed`: every change survives, as after SIGKILL */
@@ -42,5 +43,11 @@ uint64_t os_crash_position(void);
  * leave. The same seed gives the same state. Returns 0 or a negative errno. */
 int os_crash_materialise(uint64_t position, uint64_t seed, const char *directory);
 void os_crash_free(void);
+
+/* How many seeds to try at each position: four, and `all` with NEBULA_TEST_NIGHTLY=1. */
+static inline uint64_t os_crash_seeds(uint64_t all)
+{
+        return getenv("NEBULA_TEST_NIGHTLY") || all < 4 ? all : 4;
+}
 
 #endif
