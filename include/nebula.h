@@ -343,8 +343,8 @@ NEBULA_API const char *nebula_checkpoint_tag(const nebula_checkpoint *checkpoint
 NEBULA_API void nebula_checkpoint_free(nebula_checkpoint *checkpoint);
 
 /* Finds the newest complete checkpoint, or the one named `tag`. persist_path NULL: the session's. NEBULA_NOT_FOUND if there is none.
- * It first waits for the versions that this process has committed and other ranks have not: ranks that search after the same saves
- * find the same one. If the others are silent for 45 s, it finds an older one; NEBULA_TIMEOUT if there is none. */
+ * On several nodes it first waits up to 5 s to hear that other ranks have committed what this process has: ranks that search after the
+ * same saves find the same one. */
 NEBULA_API enum nebula_status nebula_checkpoint_latest(nebula_session *session, const char *persist_path,
         nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);
 /* Lists the checkpoints that the search for this one skipped although they may be newer, and the reason, such as

@@ -355,15 +355,11 @@ def test_ranks_on_two_nodes_that_search_right_after_their_saves_get_the_same_ans
 
 
 # fault (Deaths): A rank asks for a version that it has saved, and another rank never saves its part.
-# result: The search ends after 45 s without news. It takes an older version, with the missing ranks in `passed_over`. If there is none, it raises
-# `NebulaTimeout`, which names them. A rank that saves after all is heard.
+# result: The search ends after 5 s. It takes an older version, with the missing ranks in `passed_over`. A rank that saves after all is heard.
 def test_a_search_after_a_save_that_another_rank_never_makes_names_that_rank(place, monkeypatch):
-    for name in ("NEBULA_TAKEOVER_S", "NEBULA_QUIET_S"):
-        monkeypatch.setenv(name, "1")
     ranks = Ranks(place, "none", "one", monkeypatch)
     assert ranks.ask("close", "global_step1", only=0) == ["closed"]
-    (answer,) = ranks.ask("tag", "global_step1", only=0)
-    assert answer.startswith("NebulaTimeout") and "waits for rank 1 of 2" in answer, answer
+    assert ranks.ask("tag", "global_step1", only=0) == [None]
     assert ranks.ask("close", "global_step1", only=1) == ["closed"]
     assert ranks.ask("latest") == ["global_step1"] * 2
     assert ranks.ask("close", "global_step2", only=0) == ["closed"]

@@ -73,7 +73,7 @@ class Agreement:
         return self._saving
 
     def begun_saving(self) -> None:
-        """Lets this rank's agent answer from now on. Its searches wait for the versions that this rank has closed."""
+        """Lets this rank's agent answer from now on. Its searches wait for news of the versions that this rank has closed."""
         if self._saving and not self._pinned:
             return
         with self._lock:

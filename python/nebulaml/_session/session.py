@@ -151,8 +151,8 @@ class Session:
 
         On several nodes, before this session has saved anything, it is the newest that every rank can load, and all ranks get
         the same one. So every rank must call it; otherwise it raises NebulaTimeout after NEBULA_AGREE_TIMEOUT seconds.
-        Later it waits until the versions that this rank has closed are complete or have failed. If other ranks are silent for 45 s,
-        it returns an older version, whose ``passed_over`` names them, or raises NebulaTimeout if there is none.
+        After a save it waits up to 5 s to hear that the ranks of other nodes have saved as well. Without that news it returns an older
+        version, whose ``passed_over`` names the missing ranks.
         """
         path, owner = config.clean_path(persist_path), self._engine
         if owner.agreement.needed():

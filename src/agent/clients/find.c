@@ -13,77 +13,75 @@
 #include "os/os.h"
 #include "store/place.h"
 
-#define HEAR_NS (5 * SECOND_NS) /* in less, the agents of several nodes learn of each other's commits */
+#define HEAR_NS (5 * SECOND_NS)  /* in less, the agents of several nodes learn of each other's commits */
+#define COPY_NS (45 * SECOND_NS) /* a copy that takes longer hangs */
 
-/* Whether this process has closed its part, and other ranks or running copies decide whether the version becomes complete. On several nodes, an
- * open-ended one is complete after half a minute without news, for which no search waits. */
+/* Whether this process has closed its part of the version, which is not complete yet. */
 static bool is_undecided(const struct session *session, const struct version *version, const char *tag)
 {
-        bool ends = version_open(version) && !(version->is_spread && version->file_goal == NEBULA_FILES_OPEN);
-        const struct part *own = ends ? version_part((struct version *)version, session->rank) : NULL;
+        const struct part *own = version_open(version) ? version_part((struct version *)version, session->rank) : NULL;
 
         return own && own->closed && own->pid == session->pid && !strcmp(version->run, session->run) && (!*tag || !strcmp(tag, version->tag));
 }
 
-/* Whether a search that began then waits for the version no longer. Before, another node may take over its commit, or an open-ended version end. */
-static bool is_silent(const struct catalogue *catalogue, const struct version *version, int64_t begun_ns)
+/*
+ * Whether a search that began then still waits for the version. The ranks of other nodes may have closed their parts, and this agent will hear of
+ * it. Of the ranks of this node it knows: it waits only for their copies. On several nodes, an open-ended version is complete after half a minute
+ * without news, for which no search waits.
+ */
+static bool may_be_complete(const struct version *version, int64_t begun_ns)
 {
-        int64_t now_ns = os->now_ns();
-        uint64_t limit_s = catalogue->takeover_s > catalogue->quiet_s ? catalogue->takeover_s : catalogue->quiet_s;
-        int64_t heard_ns = version->is_spread ? world_heard_ns(version) : 0;
+        int64_t waited_ns = os->now_ns() - begun_ns;
+        char missing[160];
 
-        if (heard_ns < version->activity_ns)
-                heard_ns = version->activity_ns;
-        if (version->is_spread && now_ns - begun_ns < HEAR_NS)
-                return false;
-        return now_ns - heard_ns >= (int64_t)limit_s * SECOND_NS * 3 / 2 || wait_others_are_silent(catalogue, version);
+        if (version->is_spread)
+                return version->file_goal != NEBULA_FILES_OPEN && waited_ns < HEAR_NS;
+        world_missing(version, missing, sizeof missing);
+        return !*missing && waited_ns < COPY_NS;
 }
 
-/* The newest version of the search's path that is undecided for this process, and silent or not; NULL: there is none. Lock held. */
-static struct version *undecided(const struct connection *connection, const struct ipc_find *find, int64_t begun_ns, bool silent)
+/* The newest version of the search's path that is undecided for this process, and whether the search still waits for it; NULL: there is none. Lock
+ * held. */
+static struct version *undecided(const struct connection *connection, const struct ipc_find *find, int64_t begun_ns, bool waits)
 {
         const struct session *session = connection->session;
         const char *path = *find->persist_path ? find->persist_path : session->job->persist_path;
 
         for (struct job *job = connection->catalogue->jobs; job; job = job->next)
                 for (struct version *version = strcmp(job->persist_path, path) ? NULL : job->live; version; version = version->next_live)
-                        if (is_undecided(session, version, find->tag) && is_silent(connection->catalogue, version, begun_ns) == silent)
+                        if (is_undecided(session, version, find->tag) && may_be_complete(version, begun_ns) == waits)
                                 return version;
         return NULL;
 }
 
 /*
- * Waits for the versions that this process has closed: ranks that search after the same saves get the same answer, however far their agents are.
- * *ret_silent: the id of one for which it waits no longer; 0: there is none.
+ * Waits for the versions that this process has closed and others may have, too: ranks that search after the same saves get the same answer, however
+ * far their agents are. *ret_left: the id of one for which it waits no longer; 0: there is none.
  */
-static enum nebula_status await_own(struct connection *connection, const struct ipc_find *find, uint64_t *ret_silent, struct nebula_error *error)
+static enum nebula_status await_own(struct connection *connection, const struct ipc_find *find, uint64_t *ret_left, struct nebula_error *error)
 {
         struct catalogue *catalogue = connection->catalogue;
         enum nebula_status status = NEBULA_OK;
-        const struct version *silent;
+        const struct version *left;
         int64_t begun_ns = os->now_ns();
         bool timeout;
 
         catalogue_lock(catalogue);
-        while (!status && undecided(connection, find, begun_ns, false))
+        while (!status && undecided(connection, find, begun_ns, true))
                 status = wait_slice(connection, &catalogue->moved, INT64_MAX, &timeout, error);
-        silent = undecided(connection, find, begun_ns, true);
-        *ret_silent = silent ? silent->id : 0;
+        left = undecided(connection, find, begun_ns, false);
+        *ret_left = left ? left->id : 0;
         catalogue_unlock(catalogue);
         return status;
 }
 
-/* A version that is undecided may be newer than the found one, and makes NEBULA_NOT_FOUND no certain answer. Lock held. */
-static enum nebula_status pass_over(const struct version *silent, enum nebula_status status, struct ipc_found *found, struct nebula_error *error)
+/* Names a version that is not complete and newer than the found one. Lock held. */
+static void pass_over(const struct version *left, struct ipc_found *found)
 {
         char missing[160];
 
-        if (status == NEBULA_NOT_FOUND)
-                return wait_timeout(silent, error);
-        world_missing(silent, missing, sizeof missing);
-        if (!status)
-                passed_also(found, silent->tag, *missing ? missing : "a rank still copies its files");
-        return status;
+        world_missing(left, missing, sizeof missing);
+        passed_also(found, left->tag, *missing ? missing : "a rank still copies its files");
 }
 
 /* Searches again if the version that it had stopped waiting for has become complete meanwhile. */
@@ -91,20 +89,20 @@ static enum nebula_status find(struct connection *connection, const struct ipc_f
 {
         struct catalogue *catalogue = connection->catalogue;
         enum nebula_status status;
-        struct version *silent;
-        uint64_t silent_id = 0;
+        struct version *left;
+        uint64_t left_id = 0;
         bool again;
 
         do {
-                status = request->waits && connection->session->role == IPC_ROLE_TRAINER ? await_own(connection, request, &silent_id, error) : NEBULA_OK;
+                status = request->waits && connection->session->role == IPC_ROLE_TRAINER ? await_own(connection, request, &left_id, error) : NEBULA_OK;
                 if (status)
                         return status;
                 status = restore_find(catalogue, connection->session, request, ret_found, error);
                 catalogue_lock(catalogue);
-                silent = silent_id ? catalogue_version(catalogue, silent_id) : NULL;
-                again = silent && lifecycle_complete(silent->life.state);
-                if (silent && version_open(silent))
-                        status = pass_over(silent, status, ret_found, error);
+                left = left_id ? catalogue_version(catalogue, left_id) : NULL;
+                again = left && lifecycle_complete(left->life.state);
+                if (!status && left && version_open(left))
+                        pass_over(left, ret_found);
                 catalogue_unlock(catalogue);
         } while (again);
         return status;
