@@ -73,7 +73,11 @@ class _Lock:
         self._key = (os.getpid(), place.st_dev, place.st_ino)
         if _taken.setdefault(self._key, self) is not self:  # the file is not opened: to close it again would end the lock of the other one
             raise self._refusal(directory, "this process has")
-        self._descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            self._descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError:
+            del _taken[self._key]
+            raise
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as failure:

@@ -26,16 +26,18 @@ static bool is_undecided(const struct session *session, const struct version *ve
 
 /*
  * Whether a search that began then still waits for the version. The ranks of other nodes may have closed their parts, and this agent will hear of
- * it. Of the ranks of this node it knows: it waits only for their copies. On several nodes, an open-ended version is complete after half a minute
- * without news, for which no search waits.
+ * it. Of the ranks of this node it knows: it waits only for their copies. An open-ended version is complete after a time without news, for which no
+ * search waits.
  */
 static bool may_be_complete(const struct version *version, int64_t begun_ns)
 {
         int64_t waited_ns = os->now_ns() - begun_ns;
         char missing[160];
 
+        if (version->file_goal == NEBULA_FILES_OPEN)
+                return false;
         if (version->is_spread)
-                return version->file_goal != NEBULA_FILES_OPEN && waited_ns < HEAR_NS;
+                return waited_ns < HEAR_NS;
         world_missing(version, missing, sizeof missing);
         return !*missing && waited_ns < COPY_NS;
 }

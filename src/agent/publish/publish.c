@@ -306,7 +306,7 @@ enum nebula_status publish_failure(struct job *job, const struct version *versio
 bool publish_pending(struct catalogue *catalogue, struct job *job, int64_t since_ns)
 {
         for (const struct publish *publish = job->publishes; publish; publish = publish->next)
-                if (publish->failed_ns < since_ns && !publish->is_leased && publish_can_happen(catalogue, job, publish))
+                if (publish->failed_ns < since_ns && publish_can_happen(catalogue, job, publish))
                         return true;
         return false;
 }

@@ -48,7 +48,6 @@ struct publish {
         bool cancelled, is_reported;
         bool replaces; /* this directory replaces one that was to be removed */
         bool taken;    /* of a removal: the path is gone, and only the version is left to remove */
-        bool is_leased; /* of a removal: a reader had the version at the last try */
         uint64_t version_id, sequence; /* of a removal: those of the last directory that was to appear at its path */
         char tag[IPC_NAME_MAX], name[IPC_NAME_MAX];
         char *path, *staging; /* of a removal: staging of the directory that it cancelled; equal to path: only staged files are removed */

@@ -86,9 +86,9 @@ static uint64_t list_id(const struct job *job)
 
 static json_t *entry_json(const struct publish *publish)
 {
-        return json_pack("{s:o, s:i, s:i, s:b, s:b, s:o, s:I, s:s, s:s, s:s, s:s, s:o, s:I, s:I}", "id", document_hex(publish->id),
+        return json_pack("{s:o, s:i, s:i, s:b, s:b, s:b, s:o, s:I, s:s, s:s, s:s, s:s, s:o, s:I, s:I}", "id", document_hex(publish->id),
                          "kind", (int)publish->kind, "state", (int)publish->state, "cancelled", publish->cancelled,
-                         "replaces", publish->replaces, "version", document_hex(publish->version_id), "sequence",
+                         "replaces", publish->replaces, "taken", publish->taken, "version", document_hex(publish->version_id), "sequence",
                          (json_int_t)publish->sequence, "tag", publish->tag, "name", publish->name, "path", publish->path,
                          "staging", publish->staging, "inode", document_hex(publish->inode), "size", (json_int_t)publish->size,
                          "mtime_ns", (json_int_t)publish->mtime_ns);
@@ -146,6 +146,7 @@ static void read_entry(struct document_reader *reader, const json_t *object, str
         publish->state = (enum publish_state)document_u64(reader, object, "state", PUBLISH_FAILED);
         publish->cancelled = json_is_true(json_object_get(object, "cancelled"));
         publish->replaces = json_is_true(json_object_get(object, "replaces"));
+        publish->taken = json_is_true(json_object_get(object, "taken")); /* another program may have the path by now */
         publish->version_id = document_crc64(reader, json_object_get(object, "version"), "version");
         publish->sequence = document_u64(reader, object, "sequence", INT64_MAX);
         document_text(reader, object, "tag", 1, publish->tag, sizeof publish->tag);

@@ -9,14 +9,12 @@
 #include "agent/publish/publish_private.h"
 #include "base/error.h"
 #include "os/os.h"
-#include "store/leases.h"
 #include "store/manifest_load.h"
 #include "store/manifest_remove.h"
 #include "store/pins.h"
 
 #define RETRY_FIRST_NS (SECOND_NS / 4)
 #define RETRY_MOST_NS (30 * SECOND_NS)
-#define LEASE_LOOK_NS (60 * SECOND_NS)
 #define LISTED_MAX 1024 /* done requests kept per job, for looking up paths: some hundred KiB */
 
 static void set_failed(struct publish *publish, const struct nebula_error *error)
@@ -95,12 +93,10 @@ static void try_later(struct catalogue *catalogue, struct job *job, struct publi
         catalogue_signal_job(catalogue, job);
 }
 
-/* Drops the lock meanwhile. *ret_is_leased: a reader on another node has the version, and it is not pinned. */
-static enum nebula_status find_pin(struct catalogue *catalogue, struct job *job, const char *tag, bool *ret_is_pinned, bool *ret_is_leased,
-                                   struct nebula_error *error)
+/* Drops the lock meanwhile. */
+static enum nebula_status find_pin(struct catalogue *catalogue, struct job *job, const char *tag, bool *ret_is_pinned, struct nebula_error *error)
 {
         struct pins pins = { 0 };
-        const struct pin *pin;
         struct store *store;
         enum nebula_status status;
 
@@ -108,18 +104,14 @@ static enum nebula_status find_pin(struct catalogue *catalogue, struct job *job,
         status = storage_open(catalogue, job, &store, error);
         if (!status)
                 status = pins_load(store, false, &pins, error);
-        if (!status)
-                status = leases_add(store, &pins, error);
-        pin = status ? NULL : pins_find(&pins, tag);
-        *ret_is_pinned = pin && !pin->is_lease;
-        *ret_is_leased = pin && pin->is_lease;
+        *ret_is_pinned = !status && pins_find(&pins, tag);
         pins_done(&pins);
         catalogue_lock(catalogue);
         return status;
 }
 
-/* Removes the version of a removed directory as well, if it is not pinned. Drops the lock while storage works. False: a thread or a
- * reader has it, or storage failed; try later. */
+/* Removes the version of a removed directory as well, if it is not pinned. Drops the lock while storage works. False: a thread is reading
+ * it, or storage failed; try later. */
 static bool drop_version(struct catalogue *catalogue, struct job *job, struct publish *removal)
 {
         const char *tag = removal->tag;
@@ -127,10 +119,10 @@ static bool drop_version(struct catalogue *catalogue, struct job *job, struct pu
         struct nebula_error error = { 0 };
         struct manifest manifest = { 0 };
         struct store *store = NULL;
-        bool is_pinned = false, is_leased = false;
+        bool is_pinned = false;
         enum nebula_status status;
 
-        if (job->persist_path[0] && find_pin(catalogue, job, tag, &is_pinned, &is_leased, &error)) {
+        if (job->persist_path[0] && find_pin(catalogue, job, tag, &is_pinned, &error)) {
                 if (!hopeless(&error))
                         try_later(catalogue, job, removal, &error);
                 else
@@ -140,13 +132,6 @@ static bool drop_version(struct catalogue *catalogue, struct job *job, struct pu
         if (is_pinned) {
                 log_event(LOG_LEVEL_INFO, "%s stays in %s: it is pinned", tag, job->persist_path);
                 return true;
-        }
-        for (const struct version *version = job->versions; version; version = version->next)
-                is_leased = is_leased || (version->leases && !strcmp(version->tag, tag));
-        removal->is_leased = is_leased;
-        if (is_leased) {
-                removal->retry_at_ns = os->now_ns() + LEASE_LOOK_NS;
-                return false;
         }
         for (struct version *version = job->versions; version; version = version->next)
                 if (!strcmp(version->tag, tag) && (version->sequence > sequence || (version_open(version) && version->id != removal->version_id)))

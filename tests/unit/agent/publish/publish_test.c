@@ -8,7 +8,6 @@
 #include "agent/publish/publish_private.h"
 #include "agent/restore/restore.h"
 #include "base/error.h"
-#include "store/leases.h"
 #include "store/pins.h"
 #include "tap.h"
 #include "test_dir.h"
@@ -310,38 +309,6 @@ static void the_version_of_a_pinned_tag_stays_when_its_directory_is_removed(void
         end();
 }
 
-/* fault (Storage): A framework removes the directory of a checkpoint that a reader has, on this node or on another one.
- * result: The directory goes. The version stays until the reader lets go, and holds up no flush and no end of the agent. */
-static void the_version_that_a_reader_has_stays_when_its_directory_is_removed_and_goes_after_the_reader(void)
-{
-        for (int is_here = 0; is_here < 2; is_here++) {
-                struct version *version;
-                struct store *store;
-
-                begin();
-                stage(at("staging"), "a");
-                version = bench_version(&bench, "a", 1, 2);
-                REQUIRE(version && !ask(&bench, version, "", at("1"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
-                REQUIRE(!storage_open(&bench.catalogue, bench.job, &store, &bench.error));
-                if (is_here)
-                        version->leases++;
-                else
-                        REQUIRE(!lease_put(store, "a", 7, &bench.error));
-                REQUIRE(!ask_removal(&bench, at("1")));
-                work(&bench, 3);
-                CHECK(look_directory(at("1"), seeds) == '-' && is_stored("a") && version->stored && bench.job->publishes);
-                catalogue_lock(&bench.catalogue);
-                CHECK(!publish_pending(&bench.catalogue, bench.job, INT64_MAX));
-                catalogue_unlock(&bench.catalogue);
-                if (is_here)
-                        version->leases--;
-                else
-                        lease_drop(store, "a", 7);
-                CHECK(work(&bench, 9) && look_directory(at("1"), seeds) == '-' && !is_stored("a") && !bench.job->publishes);
-                end();
-        }
-}
-
 /* The program saves the tag again before the removal has happened. */
 static void a_removal_leaves_a_version_that_is_being_written_again(void)
 {
@@ -395,6 +362,33 @@ static void a_version_that_storage_does_not_let_go_goes_with_a_later_try(void)
         catalogue_unlock(&bench.catalogue);
         bench.job->storage->store->ops = stored_ops;
         CHECK(work(&bench, 9) && !is_stored("a") && !bench.job->publishes);
+        end();
+}
+
+/* fault (The machine and other users): The agent ends while storage does not remove the version of a removed directory, and another program makes
+ * that directory again.
+ * result: The next agent removes the version, and not the other program's directory. */
+static void the_next_agent_does_not_remove_what_another_program_has_put_where_a_removed_directory_was(void)
+{
+        struct store_ops ops;
+        struct version *version;
+        struct os_stat stat;
+
+        begin();
+        stage(at("staging"), "a");
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "", at("1"), at("staging")) && !bench_persist(&bench, version) && work(&bench, 9));
+        REQUIRE(!ask_removal(&bench, at("1")));
+        stored_ops = bench.job->storage->store->ops;
+        ops = *stored_ops;
+        ops.remove = refuse_manifest;
+        bench.job->storage->store->ops = &ops;
+        work(&bench, 1);
+        REQUIRE(look_directory(at("1"), seeds) == '-' && is_stored("a") && bench.job->publishes);
+        bench.job->storage->store->ops = stored_ops;
+        stage(at("1"), "another program's");
+        next_agent();
+        CHECK(work(&bench, 9) && !os->stat(at("1"), false, &stat) && !is_stored("a") && !bench.job->publishes);
         end();
 }
 
@@ -818,8 +812,8 @@ TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(neither
          TEST(staged_files_go_when_another_directory_takes_the_place),
          TEST(staged_files_that_a_later_directory_needs_too_stay),
          TEST(a_version_that_storage_does_not_let_go_goes_with_a_later_try),
-         TEST(a_version_that_is_read_goes_when_it_is_not_read_any_more), TEST(the_version_of_a_pinned_tag_stays_when_its_directory_is_removed),
-         TEST(the_version_that_a_reader_has_stays_when_its_directory_is_removed_and_goes_after_the_reader), TEST(a_removal_leaves_a_version_that_is_being_written_again),
+         TEST(the_next_agent_does_not_remove_what_another_program_has_put_where_a_removed_directory_was),
+         TEST(a_version_that_is_read_goes_when_it_is_not_read_any_more), TEST(the_version_of_a_pinned_tag_stays_when_its_directory_is_removed), TEST(a_removal_leaves_a_version_that_is_being_written_again),
          TEST(a_file_system_that_may_hang_is_not_looked_at_with_the_lock),
          TEST(a_file_that_appears_between_the_look_and_the_lock_is_found),
          TEST(links_and_empty_directories_join_a_directory_that_is_there),
