@@ -8,7 +8,7 @@
 #   make check    what everyday work needs, in under 4 minutes: linters, the C tests, the package, its main promises
 #   make affected  the tests of what a change touches, in under 4 minutes; BASE=main: since that commit
 #   make nightly  all tests in their long forms
-#   make faults-long  1,000 transfers with faults for each object store
+#   make faults-long  1,000 transfers with faults for each object store, and the promises of all stores on several buckets
 #   make test-frameworks   all versions of DeepSpeed, Lightning, Hugging Face and DCP; sets up an environment for each. NEBULA_TEST_STORAGE=s3, azure,
 #                          adls or gs: on an object store of this machine
 #   make test-localstack   the tests of S3 with LocalStack in place of moto
@@ -200,9 +200,9 @@ coverage: setup-test
 	@meson test -C build-coverage --print-errorlogs --no-rebuild --timeout-multiplier 4 --no-suite stores
 	@$(BIN)/python scripts/coverage.py build-coverage --floor 71 45
 
-# In order, so that what is quick to fail comes first. The C tests are built and run once, with the sanitizers: `make units` runs them without, and
-# compiles them with the warnings of gcc. The frameworks are fetched while the C half is built, which the network decides. The tests on emulators wait
-# most of their time, so the others run beside them.
+# In order, so that what is quick to fail comes first. The C tests are built and run once, with the sanitizers, except for those on emulators, whose
+# servers take the time: `make units` runs all without, and compiles them with the warnings of gcc. The frameworks are fetched while the C half is
+# built, which the network decides. The tests on emulators wait most of their time, so the others run beside them.
 environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
 	@scripts/azurite.sh install || test $$? = 77
 	@scripts/moto.sh install
@@ -214,7 +214,7 @@ test: setup-test
 	TARGETS=all scripts/build.sh build; \
 	$(MAKE) asan-build; \
 	wait $$fetching || { cat $$log; exit 1; }; \
-	MESON_TESTTHREADS=3 meson test -C build-asan --print-errorlogs --no-rebuild --timeout-multiplier 4 --logbase stores --suite stores >$$log 2>&1 & stores=$$!; \
+	MESON_TESTTHREADS=3 meson test -C build --print-errorlogs --no-rebuild --suite stores >$$log 2>&1 & stores=$$!; \
 	$(MAKE) asan package SUITES="--no-suite stores"; \
 	wait $$stores || { cat $$log; exit 1; }; \
 	tail -8 $$log

@@ -296,6 +296,7 @@ def test_a_flax_job_that_was_killed_goes_on_from_an_object_store_when_its_memory
     assert [after["16"], after["17"]] == [before["16"], before["17"]]
 
 
+@full
 def test_the_example_goes_on_after_sigkill_with_the_same_losses(jax, node):
     example = ROOT / "examples/jax/train.py"
     small = ["--path", node.persist, "--width", 16, "--layers", 1, "--batch", 4, "--steps", 6]

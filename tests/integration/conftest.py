@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from store_servers import shared  # noqa: E402
-from test_object_stores import USUAL  # noqa: E402
+from test_object_stores import STORES  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -104,7 +104,7 @@ def storage(request, tmp_path, monkeypatch):
     return open_storage(request.param, request, tmp_path, monkeypatch)
 
 
-@pytest.fixture(params=["directory", *USUAL])
+@pytest.fixture(params=["directory", "azure", *(pytest.param(name, marks=pytest.mark.nightly) for name in STORES if name != "azure")])
 def each_storage(request, tmp_path, monkeypatch):
     """Returns an empty storage path of each kind: with NEBULA_TEST_NIGHTLY=1, of every driver."""
     return open_storage(request.param, request, tmp_path, monkeypatch)

@@ -495,7 +495,7 @@ def test_a_trainer_killed_during_a_copy_leaves_a_whole_version(place):
     assert got["step"] in (1, 2, 3) and (got["w"] == got["step"]).all()
 
 
-@pytest.mark.parametrize("ending", ["pass", "sys.exit(0)", "raise SystemExit", "del w, c; nm._shutdown()"])
+@pytest.mark.parametrize("ending", ["pass", *(pytest.param(end, marks=pytest.mark.nightly) for end in ("sys.exit(0)", "raise SystemExit")), "del w, c; nm._shutdown()"])
 def test_the_interpreter_waits_for_running_copies(place, ending):
     place.run(TRAIN + "    " + ending, place.storage)
     nebulaml.init(str(place.storage), 0, 2)

@@ -31,7 +31,7 @@ def test_a_listing_is_typed_rows_that_show_themselves(nm):
     assert "durable" in checkpoint._repr_html_() and "a&lt;b.pt" in checkpoint._repr_html_()
 
 
-@pytest.mark.parametrize("imports", ["import nebulaml, torch", "import torch, nebulaml", "import nebulaml"])
+@pytest.mark.parametrize("imports", ["import nebulaml, torch", *(pytest.param(line, marks=pytest.mark.nightly) for line in ("import torch, nebulaml", "import nebulaml"))])
 def test_an_import_changes_nothing_for_child_processes(imports):
     code = f"""
 import os, subprocess, sys

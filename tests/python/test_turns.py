@@ -51,7 +51,7 @@ def nodes(place: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str
 # earlier writing.
 # result: Each node loads the last writing, by tag, as the newest, and through an object that the program made for the
 # tag. Files that a save keeps are of that writing. The earlier one leaves memory.
-@pytest.mark.parametrize("tag", ["last", "global_step5"])
+@pytest.mark.parametrize("tag", ["last", pytest.param("global_step5", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("agent", ["lives on", "was killed"])
 def test_a_tag_has_the_bytes_of_its_last_writing_on_each_node_that_a_job_comes_back_to(nodes, tag, agent):
     nodes("a").run(f"save({tag!r}, x='A')")
@@ -71,7 +71,7 @@ def test_an_object_that_only_names_a_tag_loads_what_storage_alone_has(nodes):
 
 
 # fault: as test_a_tag_has_the_bytes_of_its_last_writing_on_each_node_that_a_job_comes_back_to
-@pytest.mark.parametrize("look", ["by_tag('last')", "newest()", "None"])
+@pytest.mark.parametrize("look", ["by_tag('last')", *(pytest.param(look, marks=pytest.mark.nightly) for look in ("newest()", "None"))])
 def test_files_that_a_save_keeps_are_those_of_the_writing_before_it_in_storage(nodes, look):
     nodes("a").run("save('last', x='A', y='A')")
     nodes("b").run("newest(); save('last', x='B', y='B')")
