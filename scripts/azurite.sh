@@ -88,7 +88,7 @@ run)
                 shift
                 export AZURITE_ACCOUNTS="devstoreaccount1:$key;nebulatwo:$key" AZURE_STORAGE_ACCOUNT=devstoreaccount1,nebulatwo AZURE_STORAGE_KEY="$key,$key"
         fi
-        trap 'kill "${servers[@]}" 2>/dev/null || true; wait "${servers[@]}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
+        trap 'kill -KILL "${servers[@]}" 2>/dev/null || true; wait "${servers[@]}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
         start Blob 0
         if [[ $table ]]; then
                 port=$(free_port)
