@@ -108,7 +108,7 @@ class Reader:
             found = None
             try:
                 watch = _nebula.Watch(self._engine.session(patient=True))  # before the look: it reports what comes after it
-                found = search.next() if timeout is None else _Look(search).result(until)
+                found = search.next() if timeout is None else search.look(until)
                 about = found._report() if found is not None else {}
                 failure, has_looked = None, True
             except NebulaNotFound:  # it has just been replaced
@@ -164,6 +164,9 @@ class _Look:
             self._failure = failure
         self._done.set()
 
+    def is_over(self) -> bool:
+        return self._done.is_set()
+
     def result(self, until: float) -> Checkpoint | None:
         if not self._done.wait(max(until - time.monotonic(), LOOK_S)):
             raise NebulaTimeout("storage does not answer, so nobody knows whether there is a newer checkpoint")
@@ -181,6 +184,13 @@ class _Search:
         self._limit: float | None = None  # the best value that was yielded
         self._held: str | None = None  # the tag of the checkpoint that was yielded last
         self.last = 0  # its sequence
+        self._look: _Look | None = None
+
+    def look(self, until: float) -> Checkpoint | None:
+        """Does next() on a thread, of which there is one: a look that storage still holds goes on."""
+        if self._look is None or self._look.is_over():
+            self._look = _Look(self)
+        return self._look.result(until)
 
     def next(self) -> Checkpoint | None:
         if self._every is None and self._best is None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import nebulaml as nebula
@@ -451,5 +452,11 @@ def test_a_storage_that_does_not_answer_holds_no_follow_beyond_its_timeout(place
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKID")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-        with nebula.Reader("s3://nebula/run") as reader, pytest.raises(NebulaTimeout, match="does not answer, so nobody knows"):
-            next(reader.follow(timeout=0.5))
+        with nebula.Reader("s3://nebula/run") as reader:
+            with pytest.raises(NebulaTimeout, match="does not answer, so nobody knows"):
+                next(reader.follow(timeout=0.5))
+            search = reader._search()  # a subscriber asks again and again
+            for _ in range(5):
+                with pytest.raises(NebulaTimeout):
+                    next(reader._follow(search, 0.1, 0.0))
+            assert len([thread for thread in threading.enumerate() if thread.name == "nebula-follow"]) <= 2
