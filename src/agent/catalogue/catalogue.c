@@ -194,7 +194,7 @@ static struct waiter *take_wakes(struct catalogue *catalogue, struct signalled *
 {
         struct waiter *over = take_waiters(catalogue, catalogue->wakes);
 
-        *ret = (struct signalled){catalogue->wakes, catalogue->woken, catalogue->lanes};
+        *ret = (struct signalled){ catalogue->wakes, catalogue->woken, catalogue->lanes };
         catalogue->wakes = 0;
         catalogue->woken = NULL;
         return over;
@@ -376,7 +376,7 @@ struct session *catalogue_session(struct catalogue *catalogue, uint64_t nonce)
 }
 
 /* one: 1 or -1. */
-static void count(const struct session *session, int one)
+static void count_session(const struct session *session, int one)
 {
         bool trains = session->role == IPC_ROLE_TRAINER;
 
@@ -389,8 +389,8 @@ static void count(const struct session *session, int one)
 
 void catalogue_session_moved(const struct session *before, const struct session *session)
 {
-        count(before, -1);
-        count(session, 1);
+        count_session(before, -1);
+        count_session(session, 1);
 }
 
 uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct job *job)

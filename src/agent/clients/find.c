@@ -6,7 +6,6 @@
 #include "agent/clients/location.h"
 #include "agent/clients/waits_private.h"
 #include "agent/commit/node_documents.h"
-#include "agent/commit/world.h"
 #include "agent/restore/passed_over.h"
 #include "agent/restore/restore.h"
 #include "base/error.h"

@@ -125,7 +125,7 @@ static void retain_failed(struct job *job, const struct nebula_error *error)
                   error->message);
 }
 
-/* When the rules may be applied again. To decide about 100,000 versions takes a core 20 ms: it has a tenth of its time for that. */
+/* When the rules may be applied again. To decide about 100,000 versions is work: it has at most a tenth of a core. */
 static int64_t rules_rest(const struct job *job, bool has_more)
 {
         int64_t took_ns = job->storage->rules_ns;
