@@ -68,6 +68,9 @@ def remove_images(place) -> None:
 # result: A handle of the version that is lost fails. It does not load the later one.
 def test_a_handle_loads_no_later_writing_of_its_tag_after_the_agents_memory_was_lost(place):
     nm.init(str(place.storage), 3600, 2)
+    with nm.Checkpoint("first") as first:  # the first version alone goes to storage by itself, from where a handle would load it
+        first.save("model.pt", {"value": torch.zeros(4)})
+    first.wait("durable", 60)
     save_last(0)
     found = nm.get_latest_checkpoint()
     remove_images(place)  # before the agent dies: a thread of this process may start the next one at once, and that adopts all images
