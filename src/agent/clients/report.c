@@ -240,7 +240,7 @@ static json_t *memory_rows(struct catalogue *catalogue, const struct session *se
         for (const struct job *job = catalogue->jobs; job; job = job->next)
                 for (const struct version *version = in_scope(job, session, path) ? job->versions : NULL; version;
                      version = version->next)
-                        if (version->in_memory || version->life.state < NEBULA_STATE_COMMITTED || version->life.state == NEBULA_STATE_FAILED ||
+                        if (version->in_memory || version->life.state < NEBULA_STATE_COMMITTED || (version->life.state == NEBULA_STATE_FAILED && !version->superseded) ||
                             (takes_copies && replica_serves(session, version) && !is_in_another_row(version)))
                                 json_array_append_new(versions, version_json(version));
         return versions;

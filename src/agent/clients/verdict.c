@@ -48,6 +48,8 @@ static void gather_decided(const struct version *version, bool *is_decided, stru
                 *is_decided = true;
                 return;
         }
+        if (version->superseded) /* its tag has begun again */
+                return;
         facts->failed = facts->failed ? facts->failed : version;
         facts->failed_count++;
 }

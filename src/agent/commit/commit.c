@@ -162,6 +162,7 @@ struct version *commit_target(struct catalogue *catalogue, struct session *sessi
                 return NULL;
         }
         if (!rank_may_add(version, session)) {
+                version->superseded |= version->life.state == NEBULA_STATE_FAILED; /* by the writing that takes this rank's first file */
                 target = open_version(session, version->tag);
                 if (!target)
                         target = new_writing(catalogue, session, version->tag,

@@ -137,11 +137,21 @@ static const struct gone *missed_rank(struct version *version)
         return NULL;
 }
 
+/* Whether a rank has saved or committed. Before that a version has nothing that can be lost, and the rank's save fails it once. */
+static bool has_something(const struct version *version)
+{
+        bool any = version->file_count || version->loans;
+
+        for (size_t i = 0; i < version->part_count; i++)
+                any |= version->parts[i].closed;
+        return any;
+}
+
 void commit_fail_without(struct catalogue *catalogue, struct version *version)
 {
         const struct gone *gone = missed_rank(version);
 
-        if (!gone)
+        if (!gone || !has_something(version))
                 return;
         version->is_deserted = gone->rank != 0;
         version_fail(catalogue, version, NEBULA_FAILED, "rank %u (process %u) ended before it began \"%s\"", gone->rank, gone->pid,

@@ -6,6 +6,7 @@
 #include "agent/agent_storage.h"
 #include "agent/clients/events.h"
 #include "agent/clients/report.h"
+#include "agent/clients/verdict.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit_end.h"
 #include "agent/commit/world.h"
@@ -164,6 +165,45 @@ static void a_rank_that_ends_is_named_with_the_file_that_it_was_copying(void)
         CHECK(version->life.state == NEBULA_STATE_FAILED && strstr(version->error.message, "of rank 0"));
         catalogue_unlock(&bench.catalogue);
         bench_done(&bench, true);
+}
+
+/* Rank 0 has begun a version, and saves after rank 1 has ended: that is one failed version, and no second one. */
+static void a_version_that_had_nothing_when_a_rank_ended_fails_once(void)
+{
+        for (unsigned has_begun = 0; has_begun < 2; has_begun++) {
+                struct session other;
+                struct bench bench;
+                size_t failed = 0, superseded = 0;
+                uint64_t id;
+
+                bench_init(&bench, NULL, "");
+                bench.job->settings.world = bench.session.world = 2;
+                strcpy(bench.job->run, "one");
+                strcpy(bench.session.run, "one");
+                other = bench.session;
+                other.nonce = 2;
+                other.rank = 1;
+                bench_join(&bench);
+                catalogue_lock(&bench.catalogue);
+                if (has_begun)
+                        REQUIRE(commit_begin(&bench.catalogue, &other, "t", NEBULA_FILES_ALL_RANKS, &bench.error));
+                id = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_ALL_RANKS, &bench.error)->id;
+                commit_session_ended(&bench.catalogue, &other);
+                catalogue_unlock(&bench.catalogue);
+                CHECK(!bench_save(&bench, &id, "a", 1));
+                catalogue_lock(&bench.catalogue);
+                commit_part(&bench.catalogue, &bench.session, catalogue_version(&bench.catalogue, id), &bench.error);
+                for (const struct version *version = bench.job->versions; version; version = version->next) {
+                        failed += version->life.state == NEBULA_STATE_FAILED;
+                        superseded += version->superseded;
+                }
+                CHECK(superseded == has_begun && failed == 1 + superseded);
+                verdict_update(&bench.catalogue, bench.job);
+                CHECK(strstr(bench.job->verdict->reason, "t failed: rank 1") && !strstr(bench.job->verdict->reason, "in a row"));
+                catalogue_unlock(&bench.catalogue);
+                bench_leave(&bench);
+                bench_done(&bench, true);
+        }
 }
 
 /* An agent may be sending the version to a peer, directly from its pages. */
@@ -993,6 +1033,7 @@ TAP_MAIN(TEST(files_of_ranks_that_are_no_more_do_not_carry_over), TEST(files_of_
          TEST(a_version_of_all_ranks_waits_for_a_rank_that_has_not_even_connected),
          TEST(an_open_version_waits_for_a_connected_rank_of_its_job_alone_that_has_not_begun_it),
          TEST(an_old_open_version_is_closed_while_older_ones_are_forgotten),
+         TEST(a_version_that_had_nothing_when_a_rank_ended_fails_once),
          TEST(a_rank_that_ends_is_named_with_the_file_that_it_was_copying),
          TEST(a_version_that_another_node_let_go_keeps_its_images_while_they_are_read),
          TEST(a_pinned_version_gets_the_files_that_storage_turns_out_to_hold),
