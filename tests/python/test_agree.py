@@ -368,6 +368,25 @@ def test_a_search_after_a_save_that_another_rank_never_makes_names_that_rank(pla
     ranks.kill()
 
 
+# fault (Deaths): A job on several nodes has resumed, begins its first save, and asks for a version of an earlier run, which one node alone has.
+# result: It still gets the version that its ranks have agreed on, until the first one of its own is complete.
+def test_a_rank_that_saves_gets_no_version_that_the_ranks_have_not_agreed_on(place, monkeypatch):
+    first = Ranks(place, "none", "one", monkeypatch)
+    assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
+    assert first.ask("save", "global_step2", "committed") == ["saved"] * 2
+    place.kill_all(*first.processes)
+    shutil.rmtree(place.memory / "node1")
+    second = Ranks(place, "none", "two", monkeypatch)
+    assert second.ask("latest") == ["global_step1"] * 2
+    assert second.ask("close", "global_step3", only=0) == ["closed"]
+    assert second.ask("latest", only=0) == ["global_step1"]
+    assert second.ask("tag", "global_step2", only=0) == [None]
+    assert second.ask("tag", "global_step1", only=0) == ["global_step1"]
+    assert second.ask("close", "global_step3", only=1) == ["closed"]
+    assert second.ask("latest") == ["global_step3"] * 2
+    second.kill()
+
+
 # fault (Storage): A path has many versions, on one node or on several.
 # result: Every search, rule and list counts all of them. Ranks send the list of the versions in storage once.
 @pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])

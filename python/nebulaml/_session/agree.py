@@ -74,11 +74,20 @@ class Agreement:
 
     def begun_saving(self) -> None:
         """Lets this rank's agent answer from now on. Its searches wait for news of the versions that this rank has closed."""
-        if self._saving and not self._pinned:
-            return
+        self._saving = True
+
+    def is_agreed(self, path: str | None, tag: str, sequence: Callable[[], int | None]) -> bool:
+        """Whether all ranks can load the version, as far as they have agreed: what this rank did not have then is of its own run."""
         with self._lock:
-            self._saving = True
-            self._pinned.clear()
+            if path not in self._pinned:
+                return True
+            key = (tag, sequence())
+            return key in _known(self._pinned[path]) or key not in _known(self._own[path])
+
+    def agreed(self, path: str | None) -> list[dict[str, Any]]:
+        """Returns the versions that all ranks have agreed on, newest first."""
+        with self._lock:
+            return list(self._pinned.get(path, []))
 
     def moved(self) -> None:
         """Forgets the agreement after a change of path or job."""
@@ -108,7 +117,7 @@ class Agreement:
         return result + [(version["tag"], "not every rank can load it") for version in newer]
 
     def answer(self, path: str | None) -> list[dict[str, Any]]:
-        """Returns the versions that all ranks can load, newest first; all ranks get the same list. It stays until this rank saves."""
+        """Returns the versions that all ranks can load, newest first; all ranks get the same list. It stays."""
         with self._lock:
             looks = 0
             while path not in self._pinned:
@@ -156,6 +165,10 @@ def _key(version: dict[str, Any]) -> tuple[Any, ...]:
     if version["shared"]:
         return (version["tag"], version["sequence"])
     return (version["tag"], version["run"], version["writing"])
+
+
+def _known(versions: list[dict[str, Any]]) -> set[tuple[str, int]]:
+    return {(version["tag"], version["sequence"]) for version in versions}
 
 
 def in_order(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:

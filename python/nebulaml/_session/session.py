@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -165,16 +166,18 @@ class Session:
             if owner.agreement.is_saving:
                 with contextlib.suppress(NebulaNotFound):  # a search waits as below, an inventory does not
                     interruptible(owner.session(patient=True).latest, path)
-            left = agree.inventory(owner, path)
-            if left:
-                return self._newest(self._exactly(left[0], path), [(tag, agree.POISON) for tag in worker.passed_over()])
+            listed = agree.inventory(owner, path)
+            newest = next((one for one in listed if owner.agreement.is_agreed(path, one["tag"], partial(one.get, "sequence"))), None)
+            if newest:
+                return self._newest(self._exactly(newest, path), [(tag, agree.POISON) for tag in worker.passed_over()])
         else:
             opened = owner.session(patient=True)
             owner.watch()  # the agent may report on the version that it finds
             try:
                 with progress.waiting(owner, "looking for the newest checkpoint"):
-                    found = Checkpoint._found(owner, interruptible(opened.latest, path), path)
-                return self._newest(found, found.passed_over)
+                    found = self._agreed(Checkpoint._found(owner, interruptible(opened.latest, path), path), path)
+                if found:
+                    return self._newest(found, found.passed_over)
             except NebulaNotFound:
                 pass
         guards.check_path(path or owner.settings().persist_path)
@@ -186,6 +189,17 @@ class Session:
         if self._engine.place().local_rank == 0:
             guards.log_passed_over(found.tag, passed_over)
         return found
+
+    def _agreed(self, found: Checkpoint, path: str | None, tag: str | None = None) -> Checkpoint | None:
+        """Returns the version, or, if it is of before this run and not all ranks can load it, the newest that they can. tag: of this tag."""
+        agreement = self._engine.agreement
+        if agreement.is_agreed(path, found.tag, lambda: found._report().get("sequence")):
+            return found
+        for version in agreement.agreed(path):
+            if tag in (None, version["tag"]):
+                with contextlib.suppress(NebulaUnavailable):  # a rule has removed it since
+                    return self._exactly(version, path)
+        return None
 
     def _exactly(self, version: dict[str, Any], path: str | None) -> Checkpoint:
         """Returns exactly the version that all ranks agreed on, and no other version of its tag: this node may know a later one."""
@@ -218,10 +232,11 @@ class Session:
         else:
             try:
                 with progress.waiting(owner, f"looking for {tag}"):
-                    found = Checkpoint._found(owner, interruptible(owner.session(patient=True).find, tag, path), path)
-                if owner.place().local_rank == 0:
+                    found = self._agreed(Checkpoint._found(owner, interruptible(owner.session(patient=True).find, tag, path), path), path, tag)
+                if found and owner.place().local_rank == 0:
                     guards.log_passed_over(f"an earlier {tag}", [one for one in found.passed_over if one[0] == tag])
-                return found
+                if found:
+                    return found
             except NebulaNotFound:
                 pass
         guards.check_missing(tag, path)
