@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import nebulaml as nm
@@ -151,6 +152,24 @@ def test_a_timeout_of_0_looks_once(place, follower):
         publisher.wait(60)
         assert same(follower.prepare(0).tensors(), weights())
         assert follower.prepare(0) is None
+
+
+def test_a_publication_that_comes_late_has_the_rest_of_the_timeout_to_become_durable(place, follower, monkeypatch):
+    given = []
+    wait = nm.Checkpoint.wait
+    monkeypatch.setattr(nm.Checkpoint, "wait", lambda self, state, timeout=None: (given.append(timeout), wait(self, state, timeout))[1])
+
+    def look(search, poll, left):
+        time.sleep(1)
+        yield follower._reader.latest()
+
+    with nm.Publisher(weights(), place.storage) as publisher:
+        publisher.publish(1)
+        publisher.wait(60)
+        monkeypatch.setattr(follower._reader, "_follow", look)
+        given.clear()
+        assert follower.prepare(30) is not None
+        assert len(given) == 1 and given[0] <= 29
 
 
 def test_what_does_not_pay_as_a_delta_is_published_whole(place, follower):

@@ -209,6 +209,10 @@ class Published:
         return self._owner._commit(self._slot, self._about)
 
 
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
 class Subscriber:
     """Follows what a ``Publisher`` publishes to a path, on the same machine or on another one.
 
@@ -296,22 +300,22 @@ class Subscriber:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            before = self._search.last
+            before, left = self._search.last, _left(deadline)
             try:
                 for found in self._reader._follow(self._search, self._poll, left):
                     last, self._search.last = self._search.last, before  # as long as it is not staged, a look finds it
                     about = About.read(found.metadata)
                     staged = None
                     if about is not None and about.number > self._newest:
-                        staged = self._stage(*self._greatest(found, about), left)
+                        staged = self._stage(*self._greatest(found, about), _left(deadline))
                     before = self._search.last = last
                     if staged is not None:
                         return staged
             except (NebulaError, OSError) as failure:  # it may have been replaced, or storage is away, or the directory is full
                 self._report(failure)
+                left = _left(deadline)
                 time.sleep(min(self._poll, 0.2 if left is None else left))
-            if deadline is not None and time.monotonic() >= deadline:
+            if _left(deadline) == 0:
                 return None
 
     def _greatest(self, found: Checkpoint, about: About) -> tuple[Checkpoint, About]:
