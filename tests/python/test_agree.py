@@ -239,6 +239,9 @@ RANK = """
                 answer = "saved"
             elif command[0] == "init":
                 answer = nm.init(command[1])
+            elif command[0] == "steps":
+                manager = nm.Manager(sys.argv[2])
+                answer = [manager.latest_step(), manager.all_steps(), manager.restore({}, manager.latest_step()).step]
             elif command[0] == "patience":
                 os.environ["NEBULA_AGREE_TIMEOUT"] = answer = command[1]
             elif command[0] == "read":
@@ -384,6 +387,19 @@ def test_a_rank_that_saves_gets_no_version_that_the_ranks_have_not_agreed_on(pla
     assert second.ask("tag", "global_step1", only=0) == ["global_step1"]
     assert second.ask("close", "global_step3", only=1) == ["closed"]
     assert second.ask("latest") == ["global_step3"] * 2
+    second.kill()
+
+
+# fault (Deaths): The memory of one of two nodes is lost, and a program asks a Manager for its newest step, and restores that step.
+# result: Before the first save, the steps are those that all ranks can load, so each rank restores the same one.
+def test_the_steps_of_a_manager_are_those_that_all_ranks_can_load(place, monkeypatch):
+    first = Ranks(place, "none", "one", monkeypatch)
+    assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
+    assert first.ask("save", "global_step2", "committed") == ["saved"] * 2
+    place.kill_all(*first.processes)
+    shutil.rmtree(place.memory / "node1")
+    second = Ranks(place, "none", "two", monkeypatch)
+    assert second.ask("steps") == [[1, [1], 1]] * 2
     second.kill()
 
 

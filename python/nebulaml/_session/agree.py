@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .. import _nebula
 from ..elastic import worker
 from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaStorageError, NebulaTimeout
-from . import config, ranks
+from . import config, progress, ranks
+from .waits import interruptible
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -76,18 +77,18 @@ class Agreement:
         """Lets this rank's agent answer from now on. Its searches wait for news of the versions that this rank has closed."""
         self._saving = True
 
-    def is_agreed(self, path: str | None, tag: str, sequence: Callable[[], int | None]) -> bool:
-        """Whether all ranks can load the version, as far as they have agreed: what this rank did not have then is of its own run."""
+    def only(self, path: str | None, versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns those that all ranks can load, as far as they have agreed: what this rank did not have then is of its own run."""
         with self._lock:
             if path not in self._pinned:
-                return True
-            key = (tag, sequence())
-            return key in _known(self._pinned[path]) or key not in _known(self._own[path])
+                return versions
+            agreed, before = _numbered(self._pinned[path]), _numbered(self._own[path])
+        return [version for key, version in _numbered(versions).items() if key in agreed or key not in before]
 
-    def agreed(self, path: str | None) -> list[dict[str, Any]]:
-        """Returns the versions that all ranks have agreed on, newest first."""
+    def agreed(self, path: str | None) -> list[dict[str, Any]] | None:
+        """Returns the versions that all ranks have agreed on, newest first. None: they have not been asked."""
         with self._lock:
-            return list(self._pinned.get(path, []))
+            return self._pinned.get(path)
 
     def moved(self) -> None:
         """Forgets the agreement after a change of path or job."""
@@ -167,8 +168,8 @@ def _key(version: dict[str, Any]) -> tuple[Any, ...]:
     return (version["tag"], version["run"], version["writing"])
 
 
-def _known(versions: list[dict[str, Any]]) -> set[tuple[str, int]]:
-    return {(version["tag"], version["sequence"]) for version in versions}
+def _numbered(versions: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
+    return {(version["tag"], version["sequence"]): version for version in versions}
 
 
 def in_order(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -184,6 +185,14 @@ def inventory(engine: Engine, path: str | None) -> list[dict[str, Any]]:
     if unread is not None:
         raise NebulaStorageError(unread)
     return found
+
+
+def of_all_ranks(engine: Engine, path: str | None) -> list[dict[str, Any]]:
+    """Returns the versions that all ranks can load, newest first. Every rank must call it until this session begins to save."""
+    if not engine.agreement.needed():
+        return engine.agreement.only(path, inventory(engine, path))
+    with progress.waiting(engine, "looking for the checkpoints that all ranks have"):
+        return interruptible(engine.agreement.answer, path)
 
 
 def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -157,8 +156,7 @@ class Session:
         """
         path, owner = config.clean_path(persist_path), self._engine
         if owner.agreement.needed():
-            with progress.waiting(owner, "looking for the newest checkpoint that all ranks have"):
-                common = interruptible(owner.agreement.answer, path)
+            common = agree.of_all_ranks(owner, path)
             if common:
                 found = self._exactly(common[0], path)
                 return self._newest(found, owner.agreement.passed_over(path, common[0]))
@@ -166,10 +164,9 @@ class Session:
             if owner.agreement.is_saving:
                 with contextlib.suppress(NebulaNotFound):  # a search waits as below, an inventory does not
                     interruptible(owner.session(patient=True).latest, path)
-            listed = agree.inventory(owner, path)
-            newest = next((one for one in listed if owner.agreement.is_agreed(path, one["tag"], partial(one.get, "sequence"))), None)
-            if newest:
-                return self._newest(self._exactly(newest, path), [(tag, agree.POISON) for tag in worker.passed_over()])
+            left = agree.of_all_ranks(owner, path)
+            if left:
+                return self._newest(self._exactly(left[0], path), [(tag, agree.POISON) for tag in worker.passed_over()])
         else:
             opened = owner.session(patient=True)
             owner.watch()  # the agent may report on the version that it finds
@@ -192,10 +189,10 @@ class Session:
 
     def _agreed(self, found: Checkpoint, path: str | None, tag: str | None = None) -> Checkpoint | None:
         """Returns the version, or, if it is of before this run and not all ranks can load it, the newest that they can. tag: of this tag."""
-        agreement = self._engine.agreement
-        if agreement.is_agreed(path, found.tag, lambda: found._report().get("sequence")):
+        agreement, agreed = self._engine.agreement, self._engine.agreement.agreed(path)
+        if agreed is None or agreement.only(path, [{"tag": found.tag, "sequence": found._report().get("sequence")}]):
             return found
-        for version in agreement.agreed(path):
+        for version in agreed:
             if tag in (None, version["tag"]):
                 with contextlib.suppress(NebulaUnavailable):  # a rule has removed it since
                     return self._exactly(version, path)
@@ -226,7 +223,7 @@ class Session:
         _nebula.encode_name(config.check_text("a tag", tag))  # raises for a tag that storage cannot hold
         path, owner = config.clean_path(persist_path), self._engine
         if owner.agreement.needed():
-            common = [one for one in interruptible(owner.agreement.answer, path) if one["tag"] == tag]
+            common = [one for one in agree.of_all_ranks(owner, path) if one["tag"] == tag]
             if common:
                 return self._exactly(common[0], path)
         else:

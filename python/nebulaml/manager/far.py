@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 from .._session import agree, config, locate
+from .._session.engine import Engine
 from .._session.keeping import is_count
 from .._session.session import Session
 from ..checkpoint import Checkpoint
@@ -193,6 +194,8 @@ def _nebula_command(*arguments: str) -> dict[str, Any]:
 
 # -- in the trainer
 
+Look = Callable[[Engine, "str | None"], "list[dict[str, Any]]"]  # agree.of_all_ranks, or agree.inventory
+
 
 class Second:
     """The loads of a manager: from its own path, and from the far storage if that has a newer version, or the only one."""
@@ -253,18 +256,18 @@ class Second:
             log.warning("nebula: the far storage %s cannot be read, and %s counts alone: %s", self._shown, config.shown(self._path), failure)
         self._away_until = time.monotonic() + AWAY_S
 
-    def inventory(self) -> list[dict[str, Any]]:
-        """Returns the versions of both storages that this node can load, the newest first, each once."""
+    def versions(self, look: Look) -> list[dict[str, Any]]:
+        """Returns the versions of both storages that a look finds, the newest first, each once."""
         owner = self._session._engine
         damage, near = None, []
         try:
-            near = agree.inventory(owner, None)
+            near = look(owner, None)
         except NebulaCorrupt as failure:
             damage = failure
         if near and time.monotonic() < self._away_until:
             return near
         try:
-            found = agree.inventory(owner, self.place)
+            found = look(owner, self.place)
         except NebulaError as failure:
             if not near:
                 raise damage or failure from failure

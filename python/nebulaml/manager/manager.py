@@ -28,7 +28,7 @@ from ..events import Event
 from ..export import background
 from ..export.background import HFExport
 from .failures import Failures
-from .far import Far, Second
+from .far import Far, Look, Second
 from .policy import SaveEvery
 
 __all__ = ["Manager", "Restored", "Version"]
@@ -423,14 +423,17 @@ class Manager:
 
     # -- looking
 
-    def _versions(self, far: bool = True) -> Iterator[dict[str, Any]]:
-        """Yields the versions that this node can load, newest first, with their steps. far: also those of the far storage."""
-        for one in self._second.inventory() if self._second is not None and far else agree.inventory(self._engine, None):
+    def _versions(self, far: bool = True, look: Look = agree.of_all_ranks) -> Iterator[dict[str, Any]]:
+        """Yields the versions that a look finds, newest first, with their steps. far: also those of the far storage."""
+        for one in self._second.versions(look) if self._second is not None and far else look(self._engine, None):
             if _nebula.follows_step(one["tag"]) and not one["was_removed"]:
                 yield one
 
     def all_steps(self) -> list[int]:
-        """Returns, in ascending order, the steps that can be loaded and those that this manager has saved and other ranks may still save."""
+        """Returns, in ascending order, the steps that all ranks can load and those that this manager has saved and other ranks may still save.
+
+        On several nodes, every rank must call this, ``latest_step`` and ``best_step`` until it has saved.
+        """
         return sorted({one["step"] for one in self._versions()} | {step for step, _ in self._incomplete()})
 
     def _hear_failures(self) -> None:
@@ -447,7 +450,7 @@ class Manager:
         return [(step, checkpoint) for step, checkpoint in list(self._own.items()) if checkpoint.state in INCOMPLETE]
 
     def latest_step(self) -> int | None:
-        """Returns the step that was saved here last and is not complete yet, or else the newest that can be loaded. None: there is none."""
+        """Returns the step saved here last that is not complete yet, or else the newest that all ranks can load. None: there is none."""
         incomplete = self._incomplete()
         if incomplete:
             return incomplete[-1][0]
@@ -502,11 +505,11 @@ class Manager:
         report = found._report()
         if self._session.persist_path is None or "memory" not in report["source"] or not report["durable_at"]:
             return False
-        return "storage" not in report["source"] or found.step not in {one["step"] for one in self._versions(far=False)}
+        return "storage" not in report["source"] or found.step not in {one["step"] for one in self._versions(False, agree.inventory)}
 
     def checkpoints(self) -> Rows[Version]:
-        """Returns a row for each version, the newest first."""
-        versions = list(self._versions())
+        """Returns a row for each version that this node can load, the newest first."""
+        versions = list(self._versions(look=agree.inventory))
         states = {(path, one["tag"]): one for path in {one.get("path") for one in versions} for one in self._engine.versions(path)}
         pinned = self._pins()
         rows = []
