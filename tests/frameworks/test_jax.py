@@ -1,5 +1,6 @@
 """JAX without torch: pytrees of sharded arrays, several processes, other meshes, donated buffers, Orbax's checkpoints and its managers."""
 
+import contextlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import nebulaml
 import pytest
 from conftest import ROOT, full, interpreter
 from ports import held_port
+from processes import stop
 
 BEGIN = """
     import os, sys
@@ -48,9 +50,10 @@ def jax(node):
     package = str(Path(nebulaml.__file__).parent.parent)
 
     def run(code, *arguments, check=True, file=None, **variables):
-        environment = {**node.environment, "PYTHONPATH": package, "JAX_PLATFORMS": "cpu", **variables}
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        environment = {**node.environment, "PYTHONPATH": package, "JAX_PLATFORMS": "cpu"}
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NEBULA_RUN"):
             environment.pop(name, None)
+        environment |= variables
         program = ["-c", textwrap.dedent(BEGIN) + textwrap.dedent(code), str(node.persist)] if file is None else [str(file)]
         command = [python, *program, *map(str, arguments)]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -368,6 +371,49 @@ def test_processes_write_each_shard_once_and_another_number_of_them_reads_the_la
     finally:
         for one in held:
             one.close()
+
+
+NODES = """
+    jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, int(sys.argv[3]))
+    mesh = jax.make_mesh((jax.device_count(),), ("x",))
+    tree = lambda step: {"w": jax.make_array_from_callback((16,), NamedSharding(mesh, P("x")), lambda index: np.arange(16.0, dtype=np.float32)[index] + step)}
+    nj.init(sys.argv[1], 3600, on_error="raise")
+    latest = nm.get_latest_checkpoint()
+    values = lambda tree: [np.asarray(shard.data).tolist() for shard in tree["w"].addressable_shards]
+    say(latest and latest.step, latest and nm.Manager(sys.argv[1]).latest_step(), latest and values(nj.load(latest, "state", tree(0))) == values(tree(latest.step)))
+    for step, state in ((1, "durable"), (2, "committed")):
+        with nm.Checkpoint(f"global_step{step}", -2) as checkpoint:
+            nj.save(checkpoint, "state", tree(step))
+        checkpoint.wait(state, 120)
+    say(nm.get_latest_checkpoint().step)
+    import time
+    time.sleep(600)
+"""
+
+
+# fault (Deaths): A job of JAX on two nodes is killed, and one node has lost its memory.
+# result: The next run begins on both nodes with the newest version that both can load, on a directory and on an object store.
+@pytest.mark.parametrize("store", [None, "s3"])
+def test_processes_on_two_nodes_begin_with_the_newest_that_both_can_load(jax, node, servers, store):
+    if store:
+        node.use(servers, store)
+    with contextlib.ExitStack() as stack:
+        for wanted in ("None None None", "1 1 True"):
+            held = stack.enter_context(held_port())
+            port = held.getsockname()[1]
+            held.close()
+            both = [jax(NODES, port, number, check=False, **node.of_rank(number)) for number in (0, 1)]
+            for process in both:
+                stack.callback(process.wait)
+                stack.callback(process.kill)
+            said = [[process.stdout.readline().strip() for _ in range(2)] for process in both]
+            assert said == [[wanted, "2"]] * 2, [process.stderr.read() for process in both if process.kill() is None]
+            for process in both:
+                stop(process.pid)  # so that no agent writes the last version because its trainers have ended
+            node.forget_memory(1)
+            for process in both:
+                process.kill()
+                process.wait()
 
 
 MISFITS = {

@@ -33,6 +33,7 @@ __all__ = ["Agreement", "Inventory", "choose", "in_order", "inventory", "refusal
 
 POISON = "the job has failed again and again after loading it"
 UNSEEN = "the newest in storage"  # in place of a tag, if storage cannot be listed (src/agent/restore/passed_over.h)
+_GROUP = "torch.distributed.init_process_group() or nebulaml.jax.init()"
 _WHOLE = ("committed", "replicated", "durable")
 _PAUSE_S = (0.002, 0.25)
 _LOOKS, _LOOK_S = 3, 2.0  # of ranks that see different storage: a version may have become durable between their looks
@@ -150,13 +151,12 @@ class Agreement:
         if root is None:
             raise NebulaConfigError(
                 f"the {place.world} ranks live on several nodes and have neither a storage path nor a process group through "
-                "which they could agree on a checkpoint: call this after torch.distributed.init_process_group()"
+                f"which they could agree on a checkpoint: call this after {_GROUP}"
             )
         folder = config.without_scheme(root)
         if "://" in folder:
             raise NebulaConfigError(
-                f"the ranks can agree through {config.shown(root)} only with a process group: call this after "
-                "torch.distributed.init_process_group()"
+                f"the ranks can agree through {config.shown(root)} only with a process group: call this after {_GROUP}"
             )
         return _through_documents(self._engine, root, os.path.join(folder, ".nebula"), turn, Inventory.of(own))
 
@@ -412,7 +412,7 @@ def _through_documents(engine: Engine, root: str, folder: str, turn: str, own: I
     if not run:
         raise NebulaConfigError(
             "Nebula cannot distinguish the ranks of several nodes from the ranks of an earlier run: call this after "
-            "torch.distributed.init_process_group(), or set NEBULA_RUN to a name that is new at each start"
+            f"{_GROUP}, or set NEBULA_RUN to a name that is new at each start"
         )
     of_job, of_run = (_digest(text.encode())[:12] for text in (job, run))
     digest, _ = _packed(own.stored.values())

@@ -95,10 +95,13 @@ def mark() -> object:
     return (_from_process_group(), tuple(map(found.get, _READ))) if found is not None else object()
 
 
+shared: Any = None  # the key-value store of a job without torch (nebulaml.jax), with the methods that Nebula calls
+
+
 def store() -> Any:
-    """Returns the key-value store of torch's default process group. None: there is no group."""
+    """Returns the key-value store of torch's default process group, or that of a job without torch. None: there is no group."""
     if _from_process_group() is None:
-        return None
+        return shared
     return sys.modules["torch.distributed"].distributed_c10d._get_default_store()
 
 
@@ -121,10 +124,10 @@ def run(place: Place) -> str:
 def _find_run(place: Place) -> str:
     if place.world == 1:
         return os.urandom(8).hex()
-    shared = store()
-    if shared is not None:
+    kept = store()
+    if kept is not None:
         # The first rank names it: no collective, and no rank waits.
-        return str(shared.compare_set("nebula/run", "", os.urandom(8).hex()).decode())
+        return str(kept.compare_set("nebula/run", "", os.urandom(8).hex()).decode())
     return _run_of_launcher(os.environ)
 
 
