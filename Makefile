@@ -30,6 +30,7 @@
 #   make wheels   wheels for others, in dist/; ARCH=aarch64 for that machine (scripts/wheels.sh)
 #   make deb      Debian packages of the command and of libnebula, for this release of Debian, in dist/ (scripts/deb.sh)
 #   make spack    Spack installs libnebula by its recipe, and programs are built with it and resume (scripts/spack.sh)
+#   make conda    rattler-build builds and installs the recipe of conda, and programs run with it; CHANNEL=conda-forge (scripts/conda.sh)
 #   make cleanroot  tries them on a system with Python and nothing else, as root (scripts/cleanroot.sh)
 #   make emulated   C tests for aarch64, under qemu (scripts/emulated.sh)
 #   make soak     a job that fails all the time, and what grows; ARGS="--minutes 60"
@@ -46,7 +47,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: soak partition mutants docs wheels deb spack cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest newest test-suites bench bench-first bench-peaks bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-publish bench-recover bench-jax bench-mpi bench-mlperf bench-stores faults-long nightly affected asan asan-build tsan lint units clean distclean environments setup setup-test analyze coverage
+.PHONY: soak partition mutants docs wheels deb spack conda cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest newest test-suites bench bench-first bench-peaks bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-publish bench-recover bench-jax bench-mpi bench-mlperf bench-stores faults-long nightly affected asan asan-build tsan lint units clean distclean environments setup setup-test analyze coverage
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -281,6 +282,8 @@ deb: setup
 	@scripts/deb.sh
 spack: setup
 	@scripts/spack.sh
+conda: setup
+	@scripts/conda.sh $(CHANNEL)
 emulated:
 	@$(MAKE) wheels ARCH=aarch64
 	@scripts/emulated.sh

@@ -34,10 +34,8 @@ mkdir -p "${wrapper%/*}"
 git -C "$place/wrapper" archive --format=tar --prefix=compiler-wrapper-1.1.0/ HEAD | gzip -6n >"$wrapper"
 scripts/venv.sh "$place/python" requirements/spack.txt
 
-work=$(mktemp -d)
-export NEBULA_RUNTIME_DIR=$work/run NEBULA_MEMORY_DIR=$work/memory
-mkdir -m 700 "$NEBULA_RUNTIME_DIR" "$NEBULA_MEMORY_DIR"
-trap 'nebula stop --now --yes >/dev/null 2>&1 || true; rm -rf "$work"' EXIT
+# shellcheck source=scripts/installation.sh
+. scripts/installation.sh
 
 # What this system has is not built again.
 external() { # PACKAGE VERSION PREFIX [MORE]
@@ -77,20 +75,7 @@ spack install -j "$(nproc)" libnebula
 eval "$(spack load --sh libnebula)"
 echo "spack: $(nebula --version | head -n 1) is installed as $(command -v nebula)"
 
-# Runs a program to its end; kills another run, continues it, and expects the same end.
-try() { # NAME OPTIONS_TO_CRASH PROGRAM...
-        local name=$1 crash=$2 store=$work/stores/$1 whole resumed
-        shift 2
-        whole=$("$@" "$store" | tail -n 1)
-        # shellcheck disable=SC2086
-        ! { "$@" "$store-killed" $crash >"$work/log"; } 2>/dev/null || { echo "spack: $name was not killed" >&2; exit 1; }
-        resumed=$("$@" "$store-killed")
-        [[ $resumed == resuming* && ${resumed##*$'\n'} == "$whole" ]] || { printf 'spack: %s says %s, not %s\n' "$name" "$resumed" "$whole" >&2; exit 1; }
-        echo "spack: $name resumed after a kill: $whole"
-}
-# shellcheck disable=SC2046
-cc -O2 examples/heat.c $(pkg-config --cflags --libs nebula) "-Wl,-rpath,$(pkg-config --variable=libdir nebula)" -o "$work/heat"
-try heat "--crash-at 750" "$work/heat" --path
+try_heat
 mkdir "$work/walk"
 cat >"$work/walk/CMakeLists.txt" <<END
 cmake_minimum_required(VERSION 3.16)

@@ -316,6 +316,20 @@ def test_spack_installs_the_library_and_programs_built_with_it_resume():
     assert [line.split()[1:5] for line in said[1:]] == [[name, "resumed", "after", "a"] for name in ("heat", "walk")]
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_rattler_build_builds_both_packages_of_conda_and_programs_of_c_and_python_run_with_them():
+    ran = subprocess.run([ROOT / "scripts/conda.sh"], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    said = [line.removeprefix("conda: ") for line in ran.stdout.splitlines() if line.startswith("conda: ")]
+    assert "stand-ins" in said[0]
+    assert [re.match(r"built ([a-z-]+)-\d", line)[1] for line in said[1:3]] == ["libnebula", "nebula-checkpoint"]
+    assert re.fullmatch(rf"nebula \S+ is installed as {ROOT}/\.envs/conda/prefix/bin/nebula", said[3])
+    assert said[4].startswith("heat resumed after a kill: ")
+    assert re.fullmatch(rf"nebulaml of {ROOT}/\.envs/conda/prefix/lib/python\S+ loads what it saved", said[5])
+    assert len(said) == 6
+
+
 def test_the_manuals_name_every_command_and_every_function(prefix, environment):
     def plain(name):
         (page,) = prefix.glob(f"share/man/**/{name}")

@@ -47,8 +47,10 @@ def test_the_recipe_of_spack_names_this_version_and_options_of_the_build(monkeyp
 def test_the_recipe_of_conda_names_this_version_and_options_of_the_build():
     recipe = (ROOT / "packaging/conda/recipe.yaml").read_text()
     assert re.search(r"^  version: (.+)$", recipe, re.M)[1] == VERSION
-    given = re.findall(r" -D(\w+)=", recipe)
+    given = re.findall(r"[ =]-D(\w+)=", recipe)
     assert given
     assert set(given) <= OPTIONS
-    host = recipe.partition("  host:\n")[2].partition("\n\n")[0]
-    assert [name for name in ("jansson", "openssl", "curl", "liburing") if name not in host] == []
+    hosts = re.findall(r"^      host:\n((?: {8}- .+\n)+)", recipe, re.M)
+    assert len(hosts) == 2
+    for host in hosts:
+        assert [name for name in ("jansson", "openssl", "curl", "liburing") if name not in host] == []
