@@ -48,8 +48,8 @@ class Server:
 
     def answers(self):
         assert self.process.poll() is None, (self.place / "log").read_text()[-3000:]
-        with socket.socket() as one:
-            return one.connect_ex(("127.0.0.1", self.ports[0])) == 0
+        with socket.socket() as files, socket.socket() as mounts:  # a client asks the second one first
+            return all(one.connect_ex(("127.0.0.1", port)) == 0 for one, port in zip((files, mounts), self.ports, strict=True))
 
     def kill(self):
         self.process.kill()
