@@ -174,9 +174,9 @@ def test_a_forked_child_holds_none_of_its_parents_connections_and_keeps_no_agent
     child = int(trainer.stdout.readline())
     try:
         assert len(sockets(trainer.pid)) >= 4
-        until(lambda: not sockets(child), 10, "the child to close what it was born with")
+        until(lambda: not sockets(child), 60, "the child to close what it was born with")
         trainer.kill()
-        until(lambda: not place.agents(), 30, "the agent's end")
+        until(lambda: not place.agents(), 60, "the agent's end")
         assert Path(f"/proc/{child}").exists()
     finally:
         os.kill(child, signal.SIGKILL)
@@ -315,9 +315,13 @@ def test_a_rank_that_is_gone_is_named_by_the_log_and_by_status_and_list_with_the
     goes.kill()
     goes.wait()
     said = []
-    until(lambda: said.append(stays.stdout.readline()) or len([line for line in said if "is not durable" in line]) == 4)
-    assert not [line for line in said if "is not durable" in line and "rank 1 (process" not in line]
-    assert "so for 8 checkpoints" in said[-1]
+
+    def lost():
+        return [line for line in said if "is not durable" in line]
+
+    until(lambda: said.append(stays.stdout.readline()) or (len(lost()) == 4 and "end\n" in said))
+    assert not [line for line in lost() if "rank 1 (process" not in line]
+    assert "so for 8 checkpoints" in lost()[-1]
 
     def asked(*words):
         return subprocess.run([locate.agent_path(), *words, "--path", place.storage], capture_output=True, text=True, check=True).stdout
