@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 THREADS = {"calls of the program", "saves: training stands still", "copies to memory", "waits for storage", "writes to storage"}
 
-LATE_US = 100_000
+CLOCKS_US = 100_000
 
 
 def read(path):
@@ -57,15 +57,15 @@ def test_a_trace_has_saves_waits_and_writes_where_the_program_made_them(place, u
     for step in (2, 3):
         tag, around = f"global_step{step}", spans[f"step {step}"]
         saved, written = pieces["saves: training stands still"][tag], pieces["writes to storage"][tag]
-        # The agent counts by the machine's clock, and the profiler by its own. On a busy machine the agent sees a save's end late.
-        assert around["ts"] - LATE_US <= saved["ts"] <= saved["ts"] + saved["dur"] <= around["ts"] + around["dur"] + LATE_US
-        wait = pieces["calls of the program"][f"wait for {tag} durable"]
-        assert wait["ts"] - LATE_US <= written["ts"] + written["dur"] <= wait["ts"] + wait["dur"] + LATE_US
+        # The agent counts by the machine's clock, and the profiler by its own. The agent hears of a save's begin and end while the save lasts.
+        late_us = CLOCKS_US + around["dur"]
+        assert around["ts"] - late_us <= saved["ts"] <= saved["ts"] + saved["dur"] <= around["ts"] + around["dur"] + late_us
+        commit, wait = (pieces["calls of the program"][name] for name in (f"commit {tag}", f"wait for {tag} durable"))
+        assert commit["ts"] - CLOCKS_US <= written["ts"] + written["dur"] <= wait["ts"] + wait["dur"] + CLOCKS_US
         assert written["dur"] == pytest.approx(rows[tag]["persist_seconds"] * 1e6, abs=2000)
         assert written["args"]["size_bytes"] == rows[tag]["size_bytes"] > 4 << 20
         copied = pieces["calls of the program"][f"save {tag} m.pt"]
         assert around["ts"] <= copied["ts"] and copied["ts"] + copied["dur"] <= around["ts"] + around["dur"]
-        assert f"commit {tag}" in pieces["calls of the program"]
         assert spans[f"nebula: save {tag} m.pt"]["tid"] == around["tid"]  # on the program's own thread, too
     before = path.read_bytes()
     track.update()  # nothing was open
