@@ -2,6 +2,7 @@
 #include <glob.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/stat.h>
 
 #include "agent/agent_client.h"
 #include "os/bulk.h"
@@ -496,6 +497,40 @@ static uint64_t save_durable(struct test_client *client, unsigned step, uint64_t
         return loan.image_id;
 }
 
+static int image_count(void)
+{
+        DIR *directory = opendir(place.place.memory);
+        int count = 0;
+
+        for (struct dirent *entry; directory && (entry = readdir(directory));)
+                count += strstr(entry->d_name, ".img") != NULL;
+        if (directory)
+                closedir(directory);
+        return count;
+}
+
+static uint64_t image_bytes(void)
+{
+        DIR *directory = opendir(place.place.memory);
+        struct stat info;
+        uint64_t bytes = 0;
+
+        for (struct dirent *entry; directory && (entry = readdir(directory));)
+                if (strstr(entry->d_name, ".img") && !fstatat(dirfd(directory), entry->d_name, &info, 0))
+                        bytes += (uint64_t)info.st_blocks * 512;
+        if (directory)
+                closedir(directory);
+        return bytes;
+}
+
+/* After the first version the page maker makes a spare image, with its pages. */
+static void await_spare(void)
+{
+        for (int i = 0; i < 6000 && (image_count() < 2 || image_bytes() < 2 * FILE_BYTES); i++)
+                os->sleep_ms(10);
+        os->sleep_ms(20); /* it becomes free */
+}
+
 static void steady_memory_is_the_retained_versions_and_their_images_serve_again(void)
 {
         struct test_client client;
@@ -507,7 +542,7 @@ static void steady_memory_is_the_retained_versions_and_their_images_serve_again(
         REQUIRE(agent && enter(&client, 51));
         for (unsigned i = 0; i < 8; i++) {
                 ids[i] = save_durable(&client, i, NULL);
-                usleep(20000); /* the page maker makes a spare after the first */
+                await_spare();
         }
         for (unsigned i = 4; i < 8; i++)
                 CHECK(ids[i] == ids[i - 2] && ids[i] != ids[i - 1]);
@@ -572,7 +607,7 @@ static void an_image_that_loaders_have_given_back_serves_again(void)
                 REQUIRE(data != MAP_FAILED);
                 ipc_frame_done(&reader.frame);
                 munmap(data, FILE_BYTES);
-                usleep(20000); /* the page maker makes a spare after the first */
+                await_spare();
         }
         for (unsigned i = 4; i < 8; i++)
                 CHECK(ids[i] == ids[i - 2] && ids[i] != ids[i - 1]);
@@ -580,18 +615,6 @@ static void an_image_that_loaders_have_given_back_serves_again(void)
         client_done(&client);
         agent_stop(agent, true);
         place_done(&place);
-}
-
-static int image_count(void)
-{
-        DIR *directory = opendir(place.place.memory);
-        int count = 0;
-
-        for (struct dirent *entry; directory && (entry = readdir(directory));)
-                count += strstr(entry->d_name, ".img") != NULL;
-        if (directory)
-                closedir(directory);
-        return count;
 }
 
 /* After a resume, no save can use the images that the trainer has mapped. */
@@ -610,10 +633,12 @@ static void a_load_has_another_image_made_for_the_saves_to_come(void)
                 REQUIRE(!save_whole(&client, i == 1 ? "global_step1" : "global_step2", i, &version));
                 CHECK(!wait_for(&client, version, NEBULA_STATE_DURABLE, 10000));
         }
+        for (int i = 0; i < 6000 && image_count() != 1; i++)
+                os->sleep_ms(10);
         os->sleep_ms(200);
         CHECK(image_count() == 1); /* as many as versions are kept */
         CHECK(!load(&client, version, "model.pt", 2, FILE_BYTES, NULL));
-        for (int i = 0; i < 500 && image_count() == 1; i++)
+        for (int i = 0; i < 5000 && image_count() == 1; i++)
                 os->sleep_ms(10);
         os->sleep_ms(100);
         CHECK(image_count() == 2);
@@ -1306,7 +1331,7 @@ static void a_job_without_trainers_is_forgotten_when_its_memory_is_empty(void)
         client_done(&client);
         REQUIRE(enter_job(&client, "copied", 114));
         CHECK(!save_whole(&client, "global_step1", 1, NULL) && !flush(&client, "", 10000));
-        for (int i = 0; i < 100 && count_members("copied") != 1; i++)
+        for (int i = 0; i < 1000 && count_members("copied") != 1; i++)
                 usleep(100000);
         CHECK(count_members("copied") == 1);
         client_done(&client);
@@ -1318,7 +1343,7 @@ static void a_job_without_trainers_is_forgotten_when_its_memory_is_empty(void)
                 snprintf(tag, sizeof tag, "global_step%d", i);
                 CHECK(!save_whole(&other, tag, 3, NULL) && !flush(&other, "", 10000));
         }
-        for (int i = 0; i < 100 && (reports_job(&other, "short") || reports_job(&other, "copied")); i++)
+        for (int i = 0; i < 1000 && (reports_job(&other, "short") || reports_job(&other, "copied")); i++)
                 usleep(100000);
         CHECK(!reports_job(&other, "copied") && !count_members("copied")); /* this node has left the nodes of that job */
         CHECK(!reports_job(&other, "short") && reports_job(&other, "long") && reports_job(&other, "looked"));

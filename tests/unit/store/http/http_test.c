@@ -114,7 +114,7 @@ static void answer_when_reported(struct server_call *call, void *argument)
 {
         atomic_uint *told = argument;
 
-        for (int i = 0; i < 2000 && atomic_load(&moved) != BIG_BYTES; i++)
+        for (int i = 0; i < 20000 && atomic_load(&moved) != BIG_BYTES; i++)
                 os->sleep_ms(5);
         atomic_fetch_add(told, atomic_load(&moved) == BIG_BYTES);
         server_say(call, call->number == 1 ? 503 : call->number == 2 ? 201 : 404, "", "");
