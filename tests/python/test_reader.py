@@ -114,8 +114,8 @@ def test_retention_leaves_the_checkpoint_that_a_reader_found_last(place):
         first = reader.latest()
         for step in (2, 3, 4, 5):
             trainer.save(step)
+        until(lambda: not any((place.storage / f"global_step{step}").is_dir() for step in (2, 3, 4)), 60, "the removal of versions that nobody reads")
         assert value(first) == 1 and (place.storage / "global_step1").is_dir()
-        assert not (place.storage / "global_step2").is_dir() and not (place.storage / "global_step3").is_dir()
         assert value(reader.latest()) == 5
         for step in (6, 7):
             trainer.save(step)
