@@ -1,5 +1,6 @@
 #include <dirent.h>
 #include <glob.h>
+#include <jansson.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
@@ -1289,6 +1290,21 @@ static bool reports_job(struct test_client *client, const char *name)
                memmem(client->frame.payload, client->frame.header.size, text, strlen(text));
 }
 
+/* Whether the agent counts trainers of that job. */
+static bool trains_in(struct test_client *client, const char *name)
+{
+        struct ipc_report request = { .report = NEBULA_REPORT_STATUS };
+        json_t *told = ask(client, IPC_REPORT, &request, sizeof request) ? NULL : json_loadb(client->frame.payload, client->frame.header.size, 0, NULL), *job;
+        bool result = !told;
+        size_t i;
+
+        json_array_foreach(json_object_get(told, "jobs"), i, job)
+                if (!strcmp(json_string_value(json_object_get(job, "job")), name))
+                        result = json_integer_value(json_object_get(job, "trainer_count")) > 0;
+        json_decref(told);
+        return result;
+}
+
 static bool enter_job(struct test_client *client, const char *job, uint64_t nonce)
 {
         client_init(client, &place, nonce);
@@ -1311,6 +1327,26 @@ static int count_members(const char *job)
         return count;
 }
 
+static _Atomic int64_t passed_ns; /* of the agent's clock, without anybody waiting for it */
+
+static int64_t now_after_that(void)
+{
+        return os_linux.now_ns() + passed_ns;
+}
+
+static struct agent *start_with_a_clock(void)
+{
+        static struct os_table table;
+
+        if (!table.now_ns) {
+                table = os_linux;
+                table.now_ns = now_after_that;
+        }
+        passed_ns = 0;
+        os = &table;
+        return start();
+}
+
 /* Another job comes and goes, so that the agent always has something to do. */
 static void a_job_without_trainers_is_forgotten_when_its_memory_is_empty(void)
 {
@@ -1319,9 +1355,9 @@ static void a_job_without_trainers_is_forgotten_when_its_memory_is_empty(void)
         struct agent *agent;
         char path[256], tag[32];
 
-        setenv("NEBULA_AGENT_LINGER", "1", 1);
+        setenv("NEBULA_AGENT_LINGER", "600", 1);
         place_init(&place);
-        agent = start();
+        agent = start_with_a_clock();
         unsetenv("NEBULA_AGENT_LINGER");
         REQUIRE(agent && enter_job(&other, "long", 110) && enter_job(&client, "looked", 112));
         CHECK(!save_whole(&client, "global_step1", 2, NULL) && !flush(&client, "", 10000));
@@ -1335,16 +1371,22 @@ static void a_job_without_trainers_is_forgotten_when_its_memory_is_empty(void)
                 usleep(100000);
         CHECK(count_members("copied") == 1);
         client_done(&client);
-        usleep(1500000);
-        CHECK(reports_job(&other, "short") && reports_job(&other, "copied")); /* the versions are in memory */
+        for (int i = 0; i < 6000 && (trains_in(&other, "short") || trains_in(&other, "copied")); i++)
+                usleep(10000);
+        passed_ns += INT64_C(900000000000);
+        CHECK(!save_whole(&other, "global_step9", 3, NULL) && !flush(&other, "", 10000));
+        CHECK(reports_job(&other, "short") && reports_job(&other, "copied")); /* for as long again as their versions are in memory */
         snprintf(path, sizeof path, "%s/looked", place.root);
         REQUIRE(!find(&other, path, "", &looked)); /* a client with a handle may load the version later */
         for (int i = 0; i < 4; i++) {
                 snprintf(tag, sizeof tag, "global_step%d", i);
                 CHECK(!save_whole(&other, tag, 3, NULL) && !flush(&other, "", 10000));
         }
-        for (int i = 0; i < 1000 && (reports_job(&other, "short") || reports_job(&other, "copied")); i++)
+        for (int i = 0; i < 600 && (reports_job(&other, "short") || reports_job(&other, "copied")); i++) {
+                passed_ns += INT64_C(60000000000);
+                CHECK(!flush(&other, "", 10000));
                 usleep(100000);
+        }
         CHECK(!reports_job(&other, "copied") && !count_members("copied")); /* this node has left the nodes of that job */
         CHECK(!reports_job(&other, "short") && reports_job(&other, "long") && reports_job(&other, "looked"));
         CHECK(!load(&other, looked.version_id, "model.pt", 2, FILE_BYTES, NULL));
@@ -1357,6 +1399,7 @@ static void a_job_without_trainers_is_forgotten_when_its_memory_is_empty(void)
         client_done(&client);
         client_done(&other);
         agent_stop(agent, true);
+        os = &os_linux;
         place_done(&place);
 }
 
