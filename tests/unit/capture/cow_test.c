@@ -855,7 +855,7 @@ static void the_ends_of_parts_in_several_mappings_move_between_saves(void)
                 pattern_fill((void *)(uintptr_t)parts[i].data, parts[i].size, 1);
                 madvise((void *)(uintptr_t)parts[i].data, parts[i].size, MADV_HUGEPAGE);
         }
-        for (int i = 0; i < 40 && count_huge(memory, size) < 4; i++) {
+        for (int i = 0; i < 240 && count_huge(memory, size) < 4; i++) {
                 struct cow_capture *capture = start(image, parts, 2);
 
                 memset(memory + first, i, gap);
