@@ -25,8 +25,8 @@ static struct http_settings quick(void)
                 real = http_settings_now();
         struct http_settings settings = real;
 
-        settings.quiet_ms = 150;
-        settings.answer_ms = 250;
+        settings.quiet_ms = 1000;
+        settings.answer_ms = 2000;
         settings.retry_ms = 3000;
         settings.retry_new_ms = 3000;
         settings.pause_ms = 4;
