@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def until(condition: Callable[[], object], seconds: float = 30, what: str = "it") -> object:
+def until(condition: Callable[[], object], seconds: float = 60, what: str = "it") -> object:
     """Calls the condition until it returns a true value, and returns that. Fails after so many seconds."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):

@@ -78,7 +78,7 @@ class Node:
             "NEBULA_RUNTIME_DIR": str(self.runtime),
             "NEBULA_MEMORY_DIR": str(self.memory),
             "NEBULA_OUTPUT_DIR": str(base / "nebula"),
-            "NEBULA_AGENT_LINGER": "20",
+            "NEBULA_AGENT_LINGER": "300",
             "OMP_NUM_THREADS": "1",
             "DS_ACCELERATOR": "cpu",
             "TOKENIZERS_PARALLELISM": "false",

@@ -53,7 +53,7 @@ class Client:
         command = [*serve(self.mount), "sh", "-c", "echo mounted; read line"]
         self.serving = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
         if self.serving.stdout.readline().strip() != "mounted":
-            assert self.serving.wait(30) == 77
+            assert self.serving.wait(60) == 77
             pytest.skip("no file system can be mounted through /dev/fuse here")
 
     def job(self, *arguments):

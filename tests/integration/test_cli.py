@@ -820,7 +820,7 @@ def test_a_program_asks_for_status_again_and_again_and_reads_versions_that_have_
         make("a3", "x=30")
         assert [one["tag"] for one in ask()["storage"]["versions"]] == ["a3"]
         process.stdin.close()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 @pytest.fixture
@@ -924,7 +924,7 @@ def test_stop_on_slow_storage_says_what_it_waits_for_and_can_be_given_up(run, ne
     )
     assert "Ctrl-C leaves the agent running" in waiting.stderr.readline()
     waiting.send_signal(signal.SIGINT)
-    assert waiting.wait(timeout=20) == -signal.SIGINT
+    assert waiting.wait(timeout=60) == -signal.SIGINT
     waiting.stderr.close()
     until(lambda: not json.loads(run("status", "--json").stdout)["agent"]["stopping"], 60, "the agent to notice that no client asks")
     train(store, 0, 2)  # it serves as before

@@ -12,6 +12,7 @@ import time
 import uuid
 
 import pytest
+from waiting import until
 
 COLUMNS = ["tag", "step", "sequence", "world", "files", "size_bytes", "result", "blocked_ms", "copy_ms", "capture_cpu_ms", "faults", "begun", "captured", "committed", "durable", "persist_seconds", "persist_mib_per_s", "error", "stopped", "stepped", "read", "read_step", "written_bytes", "read_tier"]
 KINDS = ("productive", "blocked", "inflated", "lost", "restart", "paused")
@@ -315,10 +316,12 @@ def test_a_real_job_that_is_killed_has_a_ledger(run, nebula, tmp_path):
         job = [sys.executable, "-c", JOB, tmp_path / "store"]
         first = subprocess.run([*job, "30", "kill"], env=environment, timeout=120)
         assert first.returncode == -signal.SIGKILL
+        asked = {"env": environment, "timeout": 60, "check": True, "capture_output": True}
+        until(lambda: not json.loads(subprocess.run([nebula, "status", "--json"], **asked).stdout)["sessions"], 60, "the agent to notice the end of the trainer")
         time.sleep(DOWN_S)
         subprocess.run([*job, "60"], env=environment, check=True, timeout=120)
-        took = time.monotonic() - begun
-        subprocess.run([nebula, "stop"], env=environment, timeout=60, check=True, capture_output=True)
+        subprocess.run([nebula, "stop"], **asked)
+        took = time.monotonic() - begun  # the agent has written all lines
         found = ledger(run, tmp_path / "output/checkpointHistories.csv")
     finally:
         subprocess.run([nebula, "stop", "--now", "--yes"], env=environment, capture_output=True, timeout=60)

@@ -58,7 +58,7 @@ nm.init("{PATH}-other", 0, 2, job="other", on_error="raise")
 with nm.Checkpoint("global_step7") as checkpoint:
     checkpoint.save_bytes("m.bin", [b"bytes"])
 try:
-    checkpoint.wait("durable", 5)
+    checkpoint.wait("durable", 60)
 except nm.NebulaError:
     raise SystemExit(0)
 raise SystemExit("a job without keys is durable")

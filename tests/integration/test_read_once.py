@@ -58,7 +58,7 @@ class Node:
             secret.write_text("the secret of this test\n")
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("NEBULA_")} | server | {
             "NEBULA_AGENT_PATH": self.command, "NEBULA_RUNTIME_DIR": str(self.place / "run"), "NEBULA_MEMORY_DIR": str(self.place / "memory"),
-            "NEBULA_MEMORY_BUFFER_SIZE": "512M", "NEBULA_AGENT_LINGER": "60", "NEBULA_NODE_ID": f"node{number}", "NEBULA_SECRET_FILE": str(secret),
+            "NEBULA_MEMORY_BUFFER_SIZE": "512M", "NEBULA_AGENT_LINGER": "300", "NEBULA_NODE_ID": f"node{number}", "NEBULA_SECRET_FILE": str(secret),
             "RANK": str(number), "WORLD_SIZE": str(NODES), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
         }  # fmt: skip
 

@@ -124,8 +124,8 @@ def test_a_table_that_is_gone_for_a_while_is_waited_for(between, environment):
     _, token, _ = backend.set_state(b"x")
     handler.port, port = 9, handler.port
     timer = threading.Timer(2, setattr, (handler, "port", port))
-    timer.start()
     begun = time.monotonic()
+    timer.start()
     assert backend.set_state(b"y", token)[2]
     assert time.monotonic() - begun > 1.5
     timer.join()
@@ -150,23 +150,19 @@ def test_no_failure_tells_the_sas(environment):
 
 def test_a_wrong_key_is_told_at_once(environment, monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", re.sub("AccountKey=[^;]*", "AccountKey=YWJj", environment))
-    begun = time.monotonic()
     with pytest.raises(RendezvousConnectionError, match="refuses"):
-        Backend("nebula-azure-table", table_cells.open_cells(None), "job").get_state()
-    assert time.monotonic() - begun < 10
+        Backend("nebula-azure-table", table_cells.open_cells(None), "job", patience_s=3600).get_state()
 
 
 @pytest.mark.parametrize("columns", [100_000_000, "none"])
 def test_an_entity_that_another_program_has_written_is_corrupt(environment, columns):
     job = uuid.uuid4().hex
-    backend = Backend("nebula-azure-table", table_cells.open_cells(None), job)
+    backend = Backend("nebula-azure-table", table_cells.open_cells(None), job, patience_s=3600)  # for what may pass: this does not
     assert backend.set_state(b"x")[2]
     table = TableServiceClient.from_connection_string(environment).get_table_client(table_cells.TABLE)
     table.upsert_entity({"PartitionKey": job, "RowKey": "state", "columns": columns})
-    begun = time.monotonic()
     with pytest.raises(RendezvousStateError, match="was not written by Nebula"):
         backend.get_state()
-    assert time.monotonic() - begun < 5
 
 
 def round_trip(endpoint: str | None, kind: str) -> None:

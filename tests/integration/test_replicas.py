@@ -41,7 +41,7 @@ def save(step):
     assert ckpt.commit()
     return ckpt
 def first():
-    save(0).wait("durable", 30)  # a job's first version is persisted at once, all later ones an hour after that
+    save(0).wait("durable", 60)  # a job's first version is persisted at once, all later ones an hour after that
 def refused(ckpt, words):
     # Waits until a wait for a copy says this, and returns the whole message.
     while True:
@@ -50,7 +50,7 @@ def refused(ckpt, words):
         except nm.NebulaTimeout as error:
             if words in str(error):
                 return str(error)
-def copied(ckpt, timeout=20):
+def copied(ckpt, timeout=60):
     ckpt.wait("replicated", timeout)
     assert ckpt.state == "replicated", ckpt.state
     return ckpt
@@ -70,7 +70,7 @@ class Node:
             "NEBULA_RUNTIME_DIR": str(self.runtime),
             "NEBULA_MEMORY_DIR": str(self.memory),
             "NEBULA_MEMORY_BUFFER_SIZE": "256M",
-            "NEBULA_AGENT_LINGER": "30",
+            "NEBULA_AGENT_LINGER": "300",
             "NEBULA_OUTPUT_DIR": str(root / f"output-{name}"),
             "PYTHONPATH": str(Path(nebulaml.__file__).parent.parent),
         }
@@ -91,7 +91,7 @@ class Node:
 
     def run(self, code: str, **options) -> str:
         process = self.start(code, **options)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors + self.log
         return output
 
@@ -208,7 +208,7 @@ def test_a_lost_node_loads_its_newest_version_from_its_peers_memory(world):
 def test_a_file_that_has_rotted_is_repaired_from_a_peers_memory(world):
     world.holder("b")
     a = world.node("a")
-    job = a.start("first()\ncopied(save(1)).wait('durable', 30)\nsay('there'); sys.stdin.readline()")
+    job = a.start("first()\ncopied(save(1)).wait('durable', 60)\nsay('there'); sys.stdin.readline()")
     assert job.stdout.readline() == "there\n", job.stderr.read() if job.poll() else a.log
     a.lose(job)
     file = world.persist / "global_step1" / "model.pt"
@@ -253,7 +253,7 @@ def start_ranks(nodes: list[Node], code: str, run: str) -> list[fork_server.Trai
 
 def lose_one_with_step_2(world: World, nodes: list[Node], lost: int, silent: tuple[int, ...] = ()) -> None:
     """Makes step 0 durable. Step 2 is in the memory of its nodes and of one more node each. Then one node is lost, and the other trainers are killed."""
-    code = f"silent = {silent}\n" + "save(0).wait('durable', 40)\ncopied(save(2), 40)\nsay('there'); sys.stdin.readline()"
+    code = f"silent = {silent}\n" + "save(0).wait('durable', 60)\ncopied(save(2), 60)\nsay('there'); sys.stdin.readline()"
     ranks = start_ranks(nodes, code, "one")
     for rank, process in enumerate(ranks):
         assert process.stdout.readline() == "there\n", nodes[rank].log + (
@@ -275,7 +275,7 @@ def check_that_all_resume(nodes: list[Node], lost: str) -> None:
         say(found.tag)
         """
     for rank, process in enumerate(start_ranks(nodes, code, "two")):
-        output, errors = process.communicate(timeout=90)
+        output, errors = process.communicate(timeout=120)
         assert output == "global_step2\n", errors + nodes[rank].log
 
 
@@ -306,7 +306,7 @@ def test_the_nodes_that_are_left_agree_on_a_version_of_which_rank_0_alone_had_sa
 def test_the_nodes_that_are_left_load_the_lost_share_from_memory_though_storage_has_it(world, count, silent):
     """The version is durable. Its file of rank 0 is removed from storage, so a load from there would fail."""
     nodes = [world.node(name) for name in ("a", "b", "c")[:count]]
-    code = f"silent = {silent}\nsave(0).wait('durable', 40)\nc = copied(save(2), 40)\nc.wait('durable', 40)\nsay('there'); sys.stdin.readline()"
+    code = f"silent = {silent}\nsave(0).wait('durable', 60)\nc = copied(save(2), 60)\nc.wait('durable', 60)\nsay('there'); sys.stdin.readline()"
     ranks = start_ranks(nodes, code, "one")
     for rank, process in enumerate(ranks):
         assert process.stdout.readline() == "there\n", nodes[rank].log + (process.stderr.read() if process.poll() else "")
@@ -334,7 +334,7 @@ def test_copies_of_another_nodes_share_alone_are_no_version_for_this_one(world):
             TORCHELASTIC_RUN_ID=run,
         )
 
-    wait = "save(0).wait('durable', 40)\nsave(2).wait({!r}, 40)\nsay('there'); sys.stdin.readline()"
+    wait = "save(0).wait('durable', 60)\nsave(2).wait({!r}, 60)\nsay('there'); sys.stdin.readline()"
     ranks = [start(0, wait.format("committed"), "one", 0), start(1, wait.format("replicated"), "one", 1)]
     for rank, process in enumerate(ranks):
         assert process.stdout.readline() == "there\n", nodes[rank].log + (
@@ -346,7 +346,7 @@ def test_copies_of_another_nodes_share_alone_are_no_version_for_this_one(world):
     look = "say(nm.get_latest_checkpoint().tag); save(5); say(nm.get_checkpoint('global_step2') is not None)"
     ranks = [start(rank, look, "two", 1) for rank in (0, 1)]
     for rank, process in enumerate(ranks):
-        output, errors = process.communicate(timeout=90)
+        output, errors = process.communicate(timeout=120)
         assert output.split() == ["global_step0", str(rank == 1)], errors + nodes[rank].log
 
 
@@ -354,7 +354,7 @@ def test_copies_are_bounded_by_what_their_owner_keeps(world):
     b = world.holder("b")
     a = world.node("a")
     job = a.start(
-        "first()\nfor step in range(1, 9): save(step).wait('replicated', 20)\nsay('done'); sys.stdin.readline()"
+        "first()\nfor step in range(1, 9): save(step).wait('replicated', 60)\nsay('done'); sys.stdin.readline()"
     )
     assert job.stdout.readline() == "done\n", a.log
     status = [line for line in b.log.splitlines() if "holds global_step" in line]
@@ -371,7 +371,7 @@ def test_without_another_node_training_and_persisting_go_on(world):
     a.run(
         """
         c = save(1)
-        c.wait("durable", 20)
+        c.wait("durable", 60)
         say(c.state)
         """
     )
@@ -399,7 +399,7 @@ def test_nodes_sign_a_version_together_and_a_copy_in_another_nodes_memory_takes_
         say(found.tag)
         """
     for rank, process in enumerate(start_ranks([a, b], code, "two")):
-        output, errors = process.communicate(timeout=90)
+        output, errors = process.communicate(timeout=120)
         assert output == "global_step0\n", errors + (a, b)[rank].log
 
 
@@ -414,7 +414,7 @@ def test_a_wrong_key_is_said_and_costs_only_the_copy(world, tmp_path):
         first()
         c = save(1)
         say("timeout:", refused(c, "secret"))
-        save(2).wait("durable", 20)
+        save(2).wait("durable", 60)
         say("durable")
         """
     )
@@ -433,7 +433,7 @@ def test_a_secret_that_others_can_read_is_refused(world):
     secret.write_text("ab" * 32)
     secret.chmod(0o644)
     a = world.node("a")
-    a.run("save(1).wait('durable', 20)")
+    a.run("save(1).wait('durable', 60)")
     until(lambda: "open to other users" in a.log and "chmod 600" in a.log, what="a line about it")
     assert not (world.persist / ".nebula" / "nodes").exists()
 
@@ -508,7 +508,7 @@ def test_a_frame_spoilt_on_the_way_is_refused_and_sent_anew(world, deed, line):
     b = world.holder("b")
     a, wire = through(world, b, deed, after=400_000)
     job = a.start(
-        "first(); copied(save(1), 40); say('replicated'); save(2).wait('durable', 20); say('durable'); sys.stdin.readline()"
+        "first(); copied(save(1), 60); say('replicated'); save(2).wait('durable', 60); say('durable'); sys.stdin.readline()"
     )
     assert job.stdout.readline() == "replicated\n", a.log + b.log
     assert job.stdout.readline() == "durable\n"
@@ -522,12 +522,12 @@ def test_a_frame_spoilt_on_the_way_is_refused_and_sent_anew(world, deed, line):
 def test_a_recorded_conversation_opens_nothing_when_played_again(world):
     b = world.holder("b")
     a, wire = through(world, b, "none", after=1 << 60)
-    job = a.start("first(); save(1).wait('replicated', 20); say('there'); sys.stdin.readline()")
+    job = a.start("first(); save(1).wait('replicated', 60); say('there'); sys.stdin.readline()")
     assert job.stdout.readline() == "there\n", a.log
     held = b.log.count("holds global_step1")
     with socket.create_connection(("127.0.0.1", b.record()["port"])) as again:
         again.sendall(wire.recorded)
-        again.settimeout(20)
+        again.settimeout(60)
         try:
             while again.recv(65536):
                 pass
@@ -554,7 +554,7 @@ def test_a_client_that_does_not_speak_the_protocol_is_turned_away(world, noise):
     with socket.create_connection(("127.0.0.1", b.record()["port"])) as stranger:
         stranger.sendall(noise)
         if not noise:  # half open: it says nothing, for longer than a handshake may take
-            stranger.settimeout(20)
+            stranger.settimeout(60)
             assert stranger.recv(1) == b""
         until(lambda: "turned the peer at" in b.log, what="a line about it")
         assert b.agent()
@@ -565,7 +565,7 @@ def test_a_client_that_does_not_speak_the_protocol_is_turned_away(world, noise):
 def test_a_peer_that_dies_is_replaced_by_the_next_on_the_ring(world):
     holders = {name: world.holder(name) for name in ("b", "c", "d")}
     a = world.node("a")
-    job = a.start("first()\nfor line in sys.stdin: copied(save(int(line)), 30); say('replicated')")
+    job = a.start("first()\nfor line in sys.stdin: copied(save(int(line)), 60); say('replicated')")
     job.stdin.write("1\n")
     job.stdin.flush()
     assert job.stdout.readline() == "replicated\n", a.log
@@ -598,7 +598,7 @@ def test_a_holder_without_room_refuses_and_says_so(world):
 def test_without_replicas_no_port_is_opened_and_no_record_written(world):
     a = world.node("a")
     a.run(
-        "save(1).wait('durable', 20)\ntry: nm.Checkpoint('global_step1').wait('replicated', 5)\nexcept Exception as e: say(e)",
+        "save(1).wait('durable', 60)\ntry: nm.Checkpoint('global_step1').wait('replicated', 60)\nexcept Exception as e: say(e)",
         replicas=0,
     )
     assert not (world.persist / ".nebula" / "nodes").exists() and "keeps copies for peers" not in a.log
@@ -618,7 +618,7 @@ def test_a_record_is_withdrawn_at_a_clean_end_and_stays_after_a_kill(world):
 def test_two_copies_lie_on_two_other_nodes_and_either_is_enough(world):
     b, c = world.holder("b"), world.holder("c")
     a = world.node("a")
-    job = a.start("first()\nfor step in (1, 2): copied(save(step), 40)\nsay('there'); sys.stdin.readline()", replicas=2)
+    job = a.start("first()\nfor step in (1, 2): copied(save(step), 60)\nsay('there'); sys.stdin.readline()", replicas=2)
     assert job.stdout.readline() == "there\n", a.log
     assert all("holds global_step2" in node.log for node in (b, c))
     assert not (world.persist / "global_step2" / ".nebula" / "manifest-1.json").exists()
@@ -687,7 +687,7 @@ def test_a_copy_too_few_is_said_and_the_other_one_is_made(world):
 def test_the_rate_of_copies_to_peers_stays_below_the_bound(world):
     world.holder("b")
     a = world.node("a", NEBULA_PEER_MBPS="1")
-    a.run("first(); copied(save(1), 40)")
+    a.run("first(); copied(save(1), 60)")
     seconds = float(re.search(r"step1 .*replicated on node .* in ([0-9.]+) s", a.log).group(1))
     assert seconds >= 0.8 * 4 * 300_001 / 1e6, "more than 1 MB went out in a second"
 

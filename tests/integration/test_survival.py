@@ -88,7 +88,7 @@ def test_sigkill_of_the_agent(world):
     ranks = train(world, ONE, "r1", 1, 3)
     world.kill_agents()
     together(ranks, "save", "global_step4", ALL_RANKS, 1, SIZE, "r1")
-    together(ranks, "wait", "global_step4", "committed", 30)
+    together(ranks, "wait", "global_step4", "committed", 60)
     kill(ranks)
     resume(world, ONE, "the agent", 4, "memory", steps=4)
 
@@ -120,7 +120,7 @@ def test_one_of_two_nodes_with_its_memory_goes_back_to_what_is_durable(world):
     ranks = train(world, TWO, "r1", 1, 2, interval=0, state="durable")
     kill(ranks)
     ranks = train(world, TWO, "r2", 3, 4)  # the first one is chosen to be persisted, the next is not
-    together(ranks, "wait", "global_step3", "durable", 30)
+    together(ranks, "wait", "global_step3", "durable", 60)
     world.lose_memory("b")
     kill(ranks)
     again = world.start(TWO, "resumed", interval=HOUR)

@@ -69,7 +69,7 @@ class RankProcess:
             assert stream is not None
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=60)
 
 
 class World:
@@ -81,7 +81,7 @@ class World:
         self.memory = Path(tempfile.mkdtemp(prefix="nebula-world-", dir=shared))
         self.storage = self.root / "storage"
         self.persist, self.quiet = True, False
-        self.settings = {"NEBULA_AGENT_LINGER": "60", **environment}
+        self.settings = {"NEBULA_AGENT_LINGER": "300", **environment}
         self.ranks: list[RankProcess] = []
 
     def environment(self, node: str) -> dict[str, str]:

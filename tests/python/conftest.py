@@ -84,7 +84,7 @@ class Place:
             stop(pid)
         for trainer in trainers:
             trainer.kill()
-            trainer.wait(timeout=30)
+            trainer.wait(timeout=60)
             trainer.stdout.close()
         self.kill_agent()
 
@@ -118,7 +118,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NEBULA_RUNTIME_DIR", str(here.runtime))
     monkeypatch.setenv("NEBULA_MEMORY_DIR", str(memory))
-    monkeypatch.setenv("NEBULA_AGENT_LINGER", "20")
+    monkeypatch.setenv("NEBULA_AGENT_LINGER", "300")
     monkeypatch.setenv("NEBULA_OUTPUT_DIR", str(here.root / "output"))
     package = str(Path(nebulaml.__file__).parent.parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])))

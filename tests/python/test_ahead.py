@@ -90,7 +90,7 @@ def test_a_large_file_is_as_it_was_saved_in_memory_and_in_storage(place, monkeyp
     lines_until(process, "done")
     assert check_storage(place.storage, 2) == [1, 2, 3]
     process.kill()
-    process.wait(timeout=30)
+    process.wait(timeout=60)
     process.stdout.close()
     nebulaml.init(str(place.storage), 0, 2)
     found = nebulaml.get_latest_checkpoint()
@@ -121,7 +121,7 @@ def test_kills_while_a_large_file_is_copied_and_written(place, monkeypatch, vict
             place.kill_all(process)
         else:
             process.send_signal(signal.SIGKILL)
-            process.wait(timeout=30)
+            process.wait(timeout=60)
             process.stdout.close()
         nebulaml.init(str(place.storage), 0, 2, keep_last=3)
         found = nebulaml.get_latest_checkpoint()

@@ -142,7 +142,7 @@ def test_an_init_that_is_refused_changes_nothing(place, change):
     assert engine.settings() == before
     begun.save("b.pt", 2)
     begun.commit()
-    begun.wait("durable", 30)
+    begun.wait("durable", 60)
     assert nebulaml.get_latest_checkpoint().load("b.pt") == 2
     nebulaml.init(keep_last=3)
 
@@ -191,7 +191,7 @@ def test_a_working_directory_that_is_gone_costs_no_training_and_no_history(place
     monkeypatch.setenv("AZUREML_RUN_ID", "run7")
     nebulaml.init(str(place.storage), 0)
     assert "checkpointHistories.csv is written beside the storage" in caplog.text
-    save("global_step1").wait("durable", 30)
+    save("global_step1").wait("durable", 60)
     until(lambda: (place.storage / ".nebula" / "checkpointHistories.csv").exists())
     with pytest.raises(NebulaConfigError, match="'here' is relative, and the working directory is gone"):
         nebulaml.init("here")
@@ -200,9 +200,9 @@ def test_a_working_directory_that_is_gone_costs_no_training_and_no_history(place
 # fault: as test_init_twice_with_equal_settings_keeps_the_session_and_its_open_checkpoint
 def test_a_second_init_moves_what_follows_to_the_new_path(place):
     nebulaml.init(str(place.root / "a"), 0, 2, on_error="raise")
-    save("t1").wait("durable", 30)
+    save("t1").wait("durable", 60)
     nebulaml.init(str(place.root / "b"), 0, 2)
-    save("t2").wait("durable", 30)
+    save("t2").wait("durable", 60)
     assert (place.root / "a" / "t1" / "m.pt").exists() and (place.root / "b" / "t2" / "m.pt").exists()
     assert not (place.root / "a" / "t2").exists()
 
@@ -220,7 +220,7 @@ def test_after_an_init_with_another_path_every_answer_is_of_the_new_one(place):
     assert nebulaml.flush_persistence() and second.state == "durable"
     assert nebulaml.get_latest_checkpoint_path("m.pt") == f"{new}/t2/m.pt"
     assert first.load("m.pt")["w"].eq(1).all() and nebulaml.get_latest_checkpoint(old).tag == "t1"
-    first.wait("durable", 30)
+    first.wait("durable", 60)
     assert (place.root / "a" / "t1" / "m.pt").exists() and not (place.root / "b" / "t1").exists()
 
 
@@ -317,7 +317,7 @@ def test_tags_and_names_that_no_storage_can_hold_are_refused_at_once(nm):
 @pytest.mark.parametrize("text", ["a/b", "..", ".", "line\nbreak", "Grüße ✓", "latest", ".hidden", "100%", "sp ace"])
 def test_odd_tags_and_names_are_kept_and_stay_inside_the_storage_path(text, nm, place):
     checkpoint = save(text, name=text)
-    checkpoint.wait("durable", 30)
+    checkpoint.wait("durable", 60)
     found = nm.get_checkpoint(text)
     assert found.tag == text and list(found.files) == [text]
     assert (found.load(text)["w"] == 1).all()
@@ -351,7 +351,7 @@ def test_a_signal_handler_may_start_a_checkpoint_while_another_is_being_named(nm
         return known(path)
 
     def handler(number, frame):
-        assert engine.default.own_tags._lock.acquire(timeout=10), "the handler waits for the thread that it interrupted"
+        assert engine.default.own_tags._lock.acquire(timeout=60), "the handler waits for the thread that it interrupted"
         engine.default.own_tags._lock.release()
         tags.append(nm.Checkpoint().tag)
 
@@ -377,7 +377,7 @@ def test_a_child_forked_while_a_thread_opens_the_session_has_one_of_its_own(nm):
     held.wait()
     child = os.fork()
     if child == 0:
-        os._exit(0 if engine.default._lock.acquire(timeout=10) and nm.get_latest_checkpoint() is None else 1)
+        os._exit(0 if engine.default._lock.acquire(timeout=60) and nm.get_latest_checkpoint() is None else 1)
     done.set()
     thread.join()
     assert os.waitpid(child, 0)[1] == 0
@@ -444,13 +444,13 @@ def test_a_tag_written_again_keeps_the_files_it_did_not_rewrite(nm):
     first.save("a.pt", "old a")
     first.save("b.pt", "old b")
     first.commit()
-    first.wait("durable", 30)
+    first.wait("durable", 60)
     second = nm.Checkpoint("twice")
     second.save("a.pt", "new a")
     second.commit()
     found = nm.get_checkpoint("twice")
     assert (found.load("a.pt"), found.load("b.pt")) == ("new a", "old b")
-    second.wait("durable", 30)
+    second.wait("durable", 60)
     found = nm.get_checkpoint("twice")
     assert (found.load("a.pt"), found.load("b.pt")) == ("new a", "old b")
 
@@ -465,11 +465,11 @@ def test_of_steps_that_are_saved_at_the_same_time_the_highest_is_the_newest_whic
 
 
 def test_other_tags_are_ordered_by_their_commits_and_not_by_their_numbers(nm, place):
-    save("v10", 10).wait("durable", 30)
+    save("v10", 10).wait("durable", 60)
     save("v9", 9)
     assert nm.get_latest_checkpoint().tag == "v9"
     save("global_step500", 500)
-    save("loss0.30", 30).wait("durable", 30)
+    save("loss0.30", 30).wait("durable", 60)
     assert nm.get_latest_checkpoint().tag == "loss0.30"
     place.kill_agent()
     shutil.rmtree(place.memory)
@@ -478,13 +478,13 @@ def test_other_tags_are_ordered_by_their_commits_and_not_by_their_numbers(nm, pl
 
 def test_a_handle_of_a_writing_that_was_lost_does_not_take_an_earlier_one_for_its_own(place):
     nebulaml.init(str(place.storage), 3600, on_error="raise")
-    save("last", 1).wait("durable", 30)
+    save("last", 1).wait("durable", 60)
     lost = save("last", 2)
-    lost.wait("committed", 30)
+    lost.wait("committed", 60)
     place.kill_agent()
     shutil.rmtree(place.memory)
     with pytest.raises(NebulaError, match="neither memory nor storage has it any more"):
-        lost.wait("durable", 30)
+        lost.wait("durable", 60)
     assert nebulaml.get_checkpoint("last").load("m.pt")["w"][0] == 1
 
 
@@ -499,7 +499,7 @@ def test_nothing_there_gives_none(nm, place):
 
 
 def test_the_directory_of_one_checkpoint_is_no_path_without_any(nm, place):
-    save("global_step1").wait("durable", 30)
+    save("global_step1").wait("durable", 60)
     with pytest.raises(NebulaConfigError, match=f"is a checkpoint, .*: give {place.storage}$"):
         nm.get_latest_checkpoint(str(place.storage / "global_step1"))
 
@@ -514,7 +514,7 @@ def test_n_files_make_a_checkpoint_complete(nm):
     checkpoint.save("a.pt", 1)
     assert nm.get_latest_checkpoint() is None
     checkpoint.save("b.pt", 2)
-    checkpoint.wait("committed", 30)
+    checkpoint.wait("committed", 60)
     assert nm.get_latest_checkpoint().tag == "counted"
 
 
@@ -553,7 +553,7 @@ def test_the_bytes_of_a_file_in_memory_alone_have_the_sums_of_a_zip_file(place):
 
 
 def test_another_path_is_another_job(nm, place):
-    save("global_step4", 4).wait("durable", 30)
+    save("global_step4", 4).wait("durable", 60)
     nm.init(str(place.root / "second"), 0)
     assert nm.get_checkpoint("global_step4") is None
     found = nm.get_checkpoint("global_step4", str(place.storage))
@@ -571,11 +571,11 @@ def test_the_path_of_the_newest_is_a_plain_torch_file(nm, place):
 
 def test_a_process_that_names_no_path_gets_files_of_another_path_and_waits_for_them(nm, place):
     nm.init(persistent_time_interval=1000)
-    save("global_step1", 1).wait("durable", 30)
+    save("global_step1", 1).wait("durable", 60)
     save("global_step2", 2)
     code = """
         print(nm.get_latest_checkpoint_path("m.pt", sys.argv[1]))
-        nm.get_checkpoint("global_step2", sys.argv[1]).wait("durable", 30)
+        nm.get_checkpoint("global_step2", sys.argv[1]).wait("durable", 60)
     """
     assert place.run(code, place.storage).strip() == str(place.storage / "global_step2" / "m.pt")
 
@@ -584,15 +584,15 @@ def test_a_checkpoint_without_a_storage_path_stays_in_memory_after_a_later_init_
     begun = save("global_step1")
     for held in (begun, nebulaml.get_latest_checkpoint()):
         with pytest.raises(NebulaConfigError, match="will never be durable"):
-            held.wait("durable", 5)
+            held.wait("durable", 60)
     nebulaml.init(str(place.storage), 0)
     with pytest.raises(NebulaConfigError, match="will never be durable"):
-        begun.wait("durable", 5)
+        begun.wait("durable", 60)
 
 
 def test_the_list_can_be_written_as_json(nm):
-    save("global_step1").wait("durable", 30)
-    save("global_step2").wait("durable", 30)
+    save("global_step1").wait("durable", 60)
+    save("global_step2").wait("durable", 60)
     listed = nm.list_checkpoints()
     assert json.loads(json.dumps(listed)) == listed and sorted(listed) == ["global_step1", "global_step2"]
     assert listed["global_step1"]["state"] == "durable"
@@ -601,7 +601,7 @@ def test_the_list_can_be_written_as_json(nm):
 def test_states_and_waits_and_statistics(nm):
     checkpoint = save("global_step3")
     assert checkpoint.state in ("committed", "durable")
-    checkpoint.wait("durable", timeout=30)
+    checkpoint.wait("durable", timeout=60)
     assert checkpoint.state == "durable" and checkpoint.error is None
     until(nm.stats)
     assert nm.stats()[-1]["tag"] == "global_step3"
@@ -766,7 +766,7 @@ def test_a_child_forked_inside_a_with_block_commits_that_tag_itself(place):
                 checkpoint = nm.Checkpoint("t")
                 checkpoint.save("m.pt", 1)
                 checkpoint.commit()
-                checkpoint.wait("durable", 30)
+                checkpoint.wait("durable", 60)
                 os._exit(0)
             assert os.waitpid(pid, 0)[1] == 0
     """

@@ -82,7 +82,7 @@ def test_a_memory_directory_that_others_may_read_is_used_and_one_that_they_may_w
     tier = next(check for check in json.loads(doctor.stdout)["checks"] if check["check"] == "memory tier")
     assert ("memfds" in tier["found"]) == (mode == 0o777)
     nebulaml.init(str(place.storage), 3600, 2, on_error="raise")
-    save(1).wait("durable", 30)
+    save(1).wait("durable", 60)
     save(2)
     place.kill_agent()
     assert nebulaml.get_latest_checkpoint().tag == ("global_step2" if mode == 0o755 else "global_step1")
@@ -104,7 +104,7 @@ def test_doctor_says_that_a_read_only_memory_directory_is_not_used(is_there, pla
         tier = next(check for check in json.loads(doctor.stdout)["checks"] if check["check"] == "memory tier")
         assert "memfds" in tier["found"] and "survive even" not in tier["found"] and "Read-only" in tier["found"]
         nebulaml.init(str(place.storage), 0, 2, on_error="raise")
-        save(1).wait("durable", 30)
+        save(1).wait("durable", 60)
         assert "keeps images in memfds" in (place.runtime / "agent.log").read_text()  # as it said
     finally:
         nebulaml._shutdown()
@@ -118,11 +118,11 @@ def test_doctor_says_that_a_read_only_memory_directory_is_not_used(is_there, pla
 def test_a_file_that_no_budget_can_hold_is_refused_with_both_numbers(place, monkeypatch):
     monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "8M")
     nebulaml.init(str(place.storage), 0, 2, on_error="raise")
-    save(1, 2).wait("durable", 30)
+    save(1, 2).wait("durable", 60)
     with pytest.raises(NebulaError, match=r"32 MiB|34 MiB") as caught:
         save(2, 32)
     assert "NEBULA_MEMORY_BUFFER_SIZE" in str(caught.value)
-    save(3, 2).wait("durable", 30)
+    save(3, 2).wait("durable", 60)
     assert nebulaml.get_latest_checkpoint().tag == "global_step3"
 
 
@@ -205,7 +205,7 @@ def test_a_trainer_killed_while_it_copies_leaves_the_version_before(place, monke
     process.kill()
     assert process.stdout.read() == ""
     process.stdout.close()
-    assert process.wait(timeout=30) == -signal.SIGKILL, "it ended by itself"
+    assert process.wait(timeout=60) == -signal.SIGKILL, "it ended by itself"
     nebulaml.init(str(place.storage), 0)
     found = nebulaml.get_latest_checkpoint()
     assert found.tag == "global_step1" and (found.load("m.pt") == 1).all()
@@ -215,15 +215,15 @@ def test_a_trainer_killed_while_it_copies_leaves_the_version_before(place, monke
 # fault (Deaths): The trainer is killed while the agent persists.
 # result: The agent finishes.
 def test_a_trainer_killed_while_the_agent_persists_has_its_version_made_durable(place, monkeypatch):
-    monkeypatch.setenv("NEBULA_STORE_MBPS", "200")  # a second and more
+    monkeypatch.setenv("NEBULA_STORE_MBPS", "40")  # six seconds in which to kill it
     process = place.trainer(BIG_SAVE, place.storage)
     folder = place.storage / "global_step2" / ".nebula"
     assert [process.stdout.readline() for _ in range(3)] == ["ready\n", "saved\n", "committed\n"]
     until(lambda: any(folder.glob("tmp-*")))
     process.kill()
     process.stdout.close()
-    process.wait(timeout=30)
-    until((folder / "manifest-1.json").exists)
+    process.wait(timeout=60)
+    until((folder / "manifest-1.json").exists, 120)
     assert (torch.load(place.storage / "global_step2" / "m.pt", mmap=True) == 2).all()
 
 
@@ -269,7 +269,7 @@ def as_nobody(code, *arguments):
     python = shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable
     return subprocess.run(
         [python, "-I", "-c", code, *map(str, arguments)],
-        user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, text=True, timeout=30, cwd="/", check=False,
+        user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, text=True, timeout=60, cwd="/", check=False,
     )  # fmt: skip
 
 
@@ -278,7 +278,7 @@ def as_nobody(code, *arguments):
 @needs_root
 def test_the_socket_admits_its_own_user_only(place):
     nebulaml.init(str(place.storage), 0, 2)
-    save(1).wait("durable", 30)
+    save(1).wait("durable", 60)
     path = place.runtime / "agent.sock"
     knock = """
 import socket, sys
@@ -347,7 +347,7 @@ def test_an_agent_of_another_version_stops_no_training_and_nebula_stop_ends_it(p
                 nebulaml.get_latest_checkpoint()
             program = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
             stopped = subprocess.run([program, "stop"], timeout=60, capture_output=True, text=True)
-            assert stopped.returncode == 0 and "another version" in stopped.stdout and old.wait(10) == -signal.SIGTERM
+            assert stopped.returncode == 0 and "another version" in stopped.stdout and old.wait(60) == -signal.SIGTERM
         finally:
             old.kill()
     until(lambda: nebulaml.Checkpoint("global_step2").save("m.pt", 2))  # after a pause it tries again by itself
@@ -362,8 +362,9 @@ def test_with_no_agent_to_be_had_looking_at_a_checkpoint_raises_nothing_and_says
     shutil.copy(os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path(), program)
     monkeypatch.setenv("NEBULA_AGENT_PATH", str(program))
     nebulaml.init(str(place.storage), 3600, 2)
-    stored, kept = save(1), save(2)
-    stored.wait("durable", 30)
+    stored = save(1)
+    stored.wait("durable", 60)  # or else the second may be the one that is persisted at once
+    kept = save(2)
     program.unlink()  # as an upgrade does it, or a clean-up of /tmp
     place.kill_agent()
     with nebulaml.Checkpoint("global_step3") as checkpoint:
@@ -395,7 +396,7 @@ def test_a_memory_directory_of_another_user_is_never_touched(place):
     for path in (place.memory, left):
         os.chown(path, NOBODY, NOBODY)
     nebulaml.init(str(place.storage), 0, 2, on_error="raise")
-    save(1).wait("durable", 30)
+    save(1).wait("durable", 60)
     assert (nebulaml.get_latest_checkpoint().load("m.pt") == 1).all()
     assert os.listdir(place.memory) == [left.name] and left.read_bytes() == bytes(2 * MIB)
 
@@ -408,7 +409,7 @@ def test_files_of_another_user_in_the_memory_directory_are_left_alone(place):
         path.write_bytes(b"{}" if path.suffix == ".version" else bytes(2 * MIB))
         os.chown(path, NOBODY, NOBODY)
     nebulaml.init(str(place.storage), 0, 2, on_error="raise")
-    save(1).wait("durable", 30)
+    save(1).wait("durable", 60)
     assert all(path.exists() and path.stat().st_uid == NOBODY for path in foreign)
 
 
@@ -418,14 +419,14 @@ def test_files_of_another_user_in_the_memory_directory_are_left_alone(place):
 def test_files_of_another_user_in_storage_are_never_touched(place, monkeypatch):
     monkeypatch.setenv("NEBULA_SWEEP_AGE", "0")
     nebulaml.init(str(place.storage), 0, 2, keep_last=1)
-    save(1).wait("durable", 30)
+    save(1).wait("durable", 60)
     foreign = [place.storage / "theirs", place.storage / "global_step1" / "theirs.pt",
                place.storage / "global_step1" / ".nebula" / "tmp-77-1"]  # fmt: skip
     for path in foreign:
         path.write_bytes(b"theirs")
         os.chown(path, NOBODY, NOBODY)
     for step in (2, 3):
-        save(step).wait("durable", 30)
+        save(step).wait("durable", 60)
     until(lambda: not (place.storage / "global_step1" / "m.pt").exists())
     assert all(path.read_bytes() == b"theirs" for path in foreign)
 
@@ -436,7 +437,7 @@ def test_a_dead_socket_of_an_agent_long_gone_is_replaced(place):
     dead.bind(str(place.runtime / "agent.sock"))
     dead.close()
     nebulaml.init(str(place.storage), 0, 2, on_error="raise")
-    save(1).wait("durable", 30)
+    save(1).wait("durable", 60)
     assert Path(place.runtime / "agent.sock").is_socket()
 
 

@@ -103,7 +103,7 @@ def test_a_save_that_waits_for_memory_ends_at_a_signal_whose_handler_raises(slow
         SIZE,
     )
     assert trainer.stdout.readline() == "saved\n"
-    until(lambda: "waits for memory:" in (slow.runtime / "agent.log").read_text(), 30, "the wait")
+    until(lambda: "waits for memory:" in (slow.runtime / "agent.log").read_text(), 60, "the wait")
     trainer.send_signal(number)
     assert trainer.communicate(timeout=100)[0] == ("KeyboardInterrupt" if number == signal.SIGINT else "SystemExit") + " True\n"
 
@@ -113,7 +113,7 @@ def test_stream_goes_past_memory_and_loses_none(slow):
     nebulaml.init(str(slow.storage), 1000, 2, on_full="stream", on_error="raise")
     for step in (1, 2, 3):
         assert save(step) and slow.memory_bytes() <= BUDGET
-        assert not stored(slow, step)  # no save waited for storage of 20 MB/s
+    assert "waits for memory" not in (slow.runtime / "agent.log").read_text(), "a save waited for storage of 20 MB/s"
     assert not stored(slow, 2) and holds(3) and holds(1)
     nebulaml.flush_persistence()
     assert all(holds(step) for step in (1, 2, 3))
@@ -175,7 +175,8 @@ def test_a_streamed_version_that_died_with_its_agent_leaves_no_debris_and_the_on
 
 
 # fault: as test_wait_holds_the_trainer_until_the_older_version_is_durable_and_loses_none
-def test_skip_fails_that_version_at_once_and_says_so(slow, caplog):
+def test_skip_fails_that_version_at_once_and_says_so(slow, monkeypatch, caplog):
+    monkeypatch.setenv("NEBULA_STORE_MBPS", "2")  # twelve seconds, in which there is no room
     nebulaml.init(str(slow.storage), 1000, 2, on_full="skip")
     assert save(1) and not save(2)
     assert not stored(slow, 1)  # nor waited
@@ -199,7 +200,8 @@ def test_skip_saves_or_skips_each_version_and_storage_decides_which(slow):
     )
 
 
-def test_skip_raises_when_errors_are_to_be_raised(slow):
+def test_skip_raises_when_errors_are_to_be_raised(slow, monkeypatch):
+    monkeypatch.setenv("NEBULA_STORE_MBPS", "1")
     nebulaml.init(str(slow.storage), 1000, 2, on_full="skip", on_error="raise")
     assert save(1)
     with pytest.raises(NebulaError, match="MiB"):
@@ -207,7 +209,7 @@ def test_skip_raises_when_errors_are_to_be_raised(slow):
 
 
 def test_slow_storage_with_room_in_memory_stalls_nothing(place, monkeypatch):
-    monkeypatch.setenv("NEBULA_STORE_MBPS", "20")
+    monkeypatch.setenv("NEBULA_STORE_MBPS", "1")  # 24 seconds for each version
     nebulaml.init(str(place.storage), 0, 2)
     for step in range(1, 6):
         assert save(step) and not stored(place, step)
@@ -235,7 +237,7 @@ def test_retention_in_storage_spares_multiples_the_newest_and_what_is_being_load
         checkpoint = nebulaml.Checkpoint(f"global_step{step}")
         checkpoint.save("m.pt", torch.full((1000,), float(step)))
         checkpoint.commit()
-        checkpoint.wait("durable", 30)
+        checkpoint.wait("durable", 60)
     until(lambda: sorted(nebulaml.list_checkpoints()) == ["global_step4", "global_step7"])
     nebulaml._shutdown()
     place.kill_agent()
@@ -299,7 +301,7 @@ def cgroup():
             group.rmdir()
             continue
         yield group
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while (group / "cgroup.procs").read_text().split():
             for pid in (group / "cgroup.procs").read_text().split():
                 os.kill(int(pid), signal.SIGKILL)
@@ -326,7 +328,7 @@ def test_a_budget_beyond_the_cgroups_limit_is_cut_to_what_it_leaves_and_nothing_
     """
     assert place.run(code, place.storage, cgroup).split() == ["0.0", "14"]
     program = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
-    told = subprocess.run([program, "status", "--json"], capture_output=True, check=True, timeout=30).stdout
+    told = subprocess.run([program, "status", "--json"], capture_output=True, check=True, timeout=60).stdout
     assert 0 < json.loads(told)["agent"]["memory_budget"] < 640 * MIB
 
 
@@ -369,10 +371,10 @@ def test_a_trainer_that_grows_to_its_cgroups_limit_gets_the_memory_of_durable_ve
     assert re.fullmatch(r"nebula: checkpoint 'global_step\d': it is durable, and left memory\n", trainer.stdout.readline())
     assert trainer.stdout.readline() == "12 24 36\n"
     program = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
-    told = subprocess.run([program, "status", "--path", place.storage], capture_output=True, text=True, check=True, timeout=30).stdout
+    told = subprocess.run([program, "status", "--path", place.storage], capture_output=True, text=True, check=True, timeout=60).stdout
     assert "it is durable, and left memory: the machine or the cgroup is short of memory: " in told, told
     trainer.kill()
-    trainer.wait(timeout=30)
+    trainer.wait(timeout=60)
     trainer.stdout.close()
 
 
@@ -416,7 +418,7 @@ def test_ranks_and_jobs_of_a_node_take_memory_for_one_version_each_and_load_it_w
     assert [trainer.stdout.readline() for trainer in trainers] == ["global_step3 3 3\n"] * 4
     for trainer in trainers:
         trainer.kill()
-        trainer.wait(timeout=30)
+        trainer.wait(timeout=60)
         trainer.stdout.close()
 
 

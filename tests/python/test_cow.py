@@ -488,7 +488,7 @@ def test_a_trainer_killed_during_a_copy_leaves_a_whole_version(place):
         if "committed 2" in line:
             break
     process.send_signal(signal.SIGKILL)
-    process.wait(timeout=30)
+    process.wait(timeout=60)
     process.stdout.close()
     nebulaml.init(str(place.storage), 0, 2)
     got = nebulaml.get_latest_checkpoint().load("m.pt")

@@ -480,7 +480,7 @@ BROKEN = """
     say(second.save("m.pt", {"t": tensor}, overlap=sys.argv[2] == "True"))
     say(second.commit())
     try:
-        second.wait("committed", timeout=30)
+        second.wait("committed", timeout=60)
         say("committed")
     except nm.NebulaError as failure:
         say("lost", failure)

@@ -152,7 +152,7 @@ def test_with_overlap_save_and_commit_return_at_once_and_the_next_step_waits_on_
     assert checkpoint.state == "capturing"
     assert parameter.eq(1).all()
     fake.let_go()
-    checkpoint.wait("committed", timeout=30)
+    checkpoint.wait("committed", timeout=60)
     fake.synchronize()
     assert parameter.eq(-1).all()
     assert checkpoint.load("m.pt")["p"].eq(1).all()
@@ -170,7 +170,7 @@ def test_without_the_gate_the_late_copy_would_read_the_step(nm, fake, monkeypatc
     optimizer.step()
     fake.synchronize()
     fake.let_go()
-    checkpoint.wait("committed", timeout=30)
+    checkpoint.wait("committed", timeout=60)
     assert checkpoint.load("m.pt")["p"].eq(0).all()
 
 
@@ -199,7 +199,7 @@ def test_a_captured_step_takes_no_wait_and_its_replay_waits(nm, fake):
     time.sleep(0.05)
     assert parameter.eq(1).all() and checkpoint.state == "capturing"
     fake.let_go()
-    checkpoint.wait("committed", timeout=30)
+    checkpoint.wait("committed", timeout=60)
     fake.synchronize()
     assert parameter.eq(-1).all() and checkpoint.load("m.pt")["p"].eq(1).all()
 
@@ -223,7 +223,7 @@ def test_an_optimizer_within_a_library_waits_too(nm, fake):
     optimizer.step()
     fake.let_go()
     checkpoint.commit()
-    checkpoint.wait("committed", timeout=30)
+    checkpoint.wait("committed", timeout=60)
     assert checkpoint.load("m.pt")["p"].eq(1).all()
 
 
@@ -236,7 +236,7 @@ def test_with_overlap_what_a_forward_pass_changes_is_exact_when_small(nm, fake):
     fake.enqueue(lambda: (mean.add_(1), count.add_(1)))  # the next forward pass, before any step
     checkpoint.commit()
     fake.let_go()
-    checkpoint.wait("captured", timeout=30)
+    checkpoint.wait("captured", timeout=60)
     large.zero_()  # from here on anything may change
     loaded = checkpoint.load("m.pt")
     assert loaded["mean"].eq(1).all() and loaded["count"] == 5 and loaded["large"].eq(1).all()
@@ -249,11 +249,11 @@ def test_the_small_storages_of_a_file_wait_for_no_large_ones_of_the_file_before(
     for number in range(3):
         assert checkpoint.save(f"{number}.pt", [on(fake, LARGE, value=float(number)), on(fake, 7)], overlap=True)
     reached = fake.current.event()
-    assert reached.done.wait(10), "the program waits for a large copy"
+    assert reached.done.wait(60), "the program waits for a large copy"
     assert fake.ended == 3
     fake.let_go()
     assert checkpoint.commit()
-    checkpoint.wait("committed", timeout=30)
+    checkpoint.wait("committed", timeout=60)
     assert all(checkpoint.load(f"{number}.pt")[0].eq(number).all() for number in range(3))
 
 
@@ -266,7 +266,7 @@ def test_host_memory_is_fixed_on_return_with_overlap(nm, fake):
     state["few"].fill_(-1)
     fake.let_go()
     checkpoint.commit()
-    checkpoint.wait("committed", timeout=30)
+    checkpoint.wait("committed", timeout=60)
     loaded = checkpoint.load("m.pt")
     assert loaded["host"].eq(1).all() and loaded["few"].eq(1).all()
 
@@ -299,7 +299,7 @@ def test_each_image_is_registered_once_and_given_back_before_its_mapping_goes(nm
 
 
 def registered(fake, count):
-    until(lambda: len(fake.registered) == count, 30)
+    until(lambda: len(fake.registered) == count, 60)
     return set(fake.registered)
 
 
@@ -321,7 +321,7 @@ def test_images_of_a_foretold_file_are_registered_before_its_first_save(nm, fake
 
 def test_images_for_host_memory_are_not_registered(nm, fake):
     nm.prepare({"t": torch.ones(LARGE)})
-    until(lambda: json.loads(engine.session().report(_nebula.REPORT_STATUS, None))["agent"]["memory_used"] >= 2 * 4 * LARGE, 30)
+    until(lambda: json.loads(engine.session().report(_nebula.REPORT_STATUS, None))["agent"]["memory_used"] >= 2 * 4 * LARGE, 60)
     time.sleep(0.3)
     assert not fake.registrations
 
@@ -356,7 +356,7 @@ def test_a_little_memory_is_enough_if_registering_is_refused_and_the_log_says_so
             assert checkpoint.save("m.pt", {"t": tensor, "few": on(fake, 3)}, overlap=True)
             tensor.add_(1)  # nothing is left to be waited for
             assert checkpoint.commit()
-            checkpoint.wait("committed", timeout=30)
+            checkpoint.wait("committed", timeout=60)
             assert checkpoint.load("m.pt")["t"].equal(tensor - 1)
     assert sum("cannot be registered" in record.message for record in caplog.records) == 1
     assert sum(fake.registered.values()) == device.STAGING_COUNT << 18
@@ -375,7 +375,7 @@ def test_a_failed_copy_fails_an_overlapped_version_and_nothing_else(nm, fake, ca
     optimizer.step()
     fake.let_go()
     with pytest.raises(NebulaError, match="the fake device failed"):
-        checkpoint.wait("committed", timeout=30)
+        checkpoint.wait("committed", timeout=60)
     assert checkpoint.state == "failed" and "the fake device failed" in checkpoint.error
     assert "is lost" in caplog.text
     fake.synchronize()
@@ -384,7 +384,7 @@ def test_a_failed_copy_fails_an_overlapped_version_and_nothing_else(nm, fake, ca
     fake.copy_fails, fake.side.failure = False, None
     with nm.Checkpoint("global_step2") as later:
         later.save("m.pt", {"p": parameter.data}, overlap=True)
-    later.wait("committed", timeout=30)
+    later.wait("committed", timeout=60)
     assert nm.get_latest_checkpoint().tag == "global_step2"
     assert later.load("m.pt")["p"].eq(0).all()
 
@@ -423,7 +423,7 @@ def test_a_step_that_cannot_wait_fails_the_version_and_not_the_step(nm, fake):
     optimizer.step()
     fake.let_go()
     with pytest.raises(NebulaError, match="no more events"):
-        checkpoint.wait("committed", timeout=30)
+        checkpoint.wait("committed", timeout=60)
 
 
 def test_an_interrupt_within_a_save_is_an_interrupt(nm, fake):
@@ -523,6 +523,6 @@ def test_a_compiled_step_waits_too(nm, fake):
         fake.enqueue(lambda: state.add_(1))
         fake.let_go()
         assert checkpoint.commit()
-        checkpoint.wait("committed", timeout=30)
+        checkpoint.wait("committed", timeout=60)
         fake.synchronize()
         assert checkpoint.load("m.pt")["t"].eq(1 + index).all()

@@ -401,7 +401,7 @@ def test_of_two_nodes_that_suspect_each_other_one_goes_on_and_the_other_waits_un
 
 
 def test_a_node_that_is_cut_off_is_left_and_leaves_nobody(start_job, network):
-    job = start_job(1, 3, silence_timeout="1")
+    job = start_job(1, 3, silence_timeout="4")  # a busy machine delays a word between the two that stay by a second
     nodes = job.start(2, 3, 4)
     job.await_world(*nodes)
     until(lambda: all(hears(node, 1) for node in nodes))

@@ -104,9 +104,9 @@ def test_the_account_of_an_azure_ml_workspace_is_taken_if_none_is_named(tmp_path
 
 def test_a_worker_does_not_begin_without_its_torchrun():
     echo = [sys.executable, "-S", "-E", str(worker.__file__)]
-    begun = subprocess.run([*echo, str(os.getpid()), "echo", "a b"], capture_output=True, text=True, timeout=30)
+    begun = subprocess.run([*echo, str(os.getpid()), "echo", "a b"], capture_output=True, text=True, timeout=60)
     assert (begun.returncode, begun.stdout) == (0, "a b\n")
-    orphan = subprocess.run([*echo, str(os.getpid() + 1), "echo", "x"], capture_output=True, text=True, timeout=30)
+    orphan = subprocess.run([*echo, str(os.getpid() + 1), "echo", "x"], capture_output=True, text=True, timeout=60)
     assert orphan.returncode == 1 and not orphan.stdout and "torchrun has ended" in orphan.stderr
 
 

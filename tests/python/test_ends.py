@@ -266,12 +266,15 @@ sys.exit(subprocess.call([sys.executable, "-W", "ignore", "-c", "import atexit, 
 # fault: as test_a_save_while_the_interpreter_ends_is_kept
 def test_a_daemon_thread_that_saves_until_the_end_loses_nothing_that_it_was_told_is_committed(place):
     code = """
+begun = threading.Event()
 def save():
     for step in range(1, 10000):
         commit(step, 1 << 20, 1)
         say(step)
+        begun.set()
 threading.Thread(target=save, daemon=True).start()
-time.sleep(0.5)
+begun.wait()
+time.sleep(0.2)
 """
     trainer = place.trainer(HEAD + code, place.storage)
     output, _ = trainer.communicate(timeout=120)

@@ -29,15 +29,17 @@ def gce(cloud):
     cloud.preempted = True
 
 
-@pytest.mark.parametrize(("name", "evict", "least", "most"), [("azure", azure, 35, 45), ("aws", aws, 90, 100), ("gce", gce, 20, 30)])
-def test_an_eviction_asks_for_one_save_and_what_was_reached_is_logged(place, cloud, caplog, name, evict, least, most):
+@pytest.mark.parametrize(("name", "evict", "most"), [("azure", azure, 45), ("aws", aws, 100), ("gce", gce, 30)])
+def test_an_eviction_asks_for_one_save_and_what_was_reached_is_logged(place, cloud, caplog, name, evict, most):
     with nm.Manager(place.storage, save_every_steps=1000, evictions=name) as manager:
         assert not manager.should_save(1)
         until(lambda: cloud.asked >= 2)
         assert not manager.should_save(2) and not manager.stop_requested
+        begun = time.monotonic()
         evict(cloud)
         until(lambda: manager.stop_requested)
-        assert least < manager._notices.left_s() <= most
+        left_s = manager._notices.left_s()
+        assert most - 2 - (time.monotonic() - begun) < left_s <= most  # whole seconds
         assert manager.should_save(3)
         manager.save(3, {"model": {"w": torch.ones(1000)}})
         assert not manager.should_save(4)

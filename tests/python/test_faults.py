@@ -70,7 +70,7 @@ def test_a_flipped_byte_in_storage_is_found_and_named(nm, place):
     checkpoint = nm.Checkpoint("global_step1")
     checkpoint.save("m.pt", {"w": torch.arange(100_000)})
     checkpoint.commit()
-    checkpoint.wait("durable", 30)
+    checkpoint.wait("durable", 60)
     path = place.storage / "global_step1" / "m.pt"
     forget_memory(place)
     data = bytearray(path.read_bytes())
@@ -188,7 +188,7 @@ def test_a_wait_can_be_interrupted(place):
     assert process.stdout.readline().strip() == "interrupted"
     process.stdout.close()
     process.kill()
-    process.wait(timeout=30)
+    process.wait(timeout=60)
 
 
 # fault (Arguments of the caller): Two trainers use one path.

@@ -28,21 +28,18 @@ def waits_for_a_rank_that_never_comes(gate):
 gate = threading.Event()
 step = 0
 for word in iter(sys.stdin.readline, ""):
-    if word == "hang\\n":
-        say("hangs")
-        waits_for_a_rank_that_never_comes(gate)
-    elif word.startswith("phase"):
+    if word.startswith("phase"):
         with nm.phase("evaluate"):
             say("in phase")
             sys.stdin.readline()
         say("out")
     else:
-        until = time.monotonic() + float(word)
-        while time.monotonic() < until:
-            step += 1
+        for step in range(step + 1, step + 1 + int(word.split()[0])):
             nm.progress(step)
             time.sleep(0.005)
         say(step)
+        if "hang" in word:
+            waits_for_a_rank_that_never_comes(gate)
 """
 
 
@@ -75,12 +72,11 @@ def tell(trainer, word: str) -> str:
 # result: The agent reports the stacks. With `--on-hang=restart` the ranks start again and resume.
 def test_a_hang_is_reported_with_the_stacks_of_all_ranks_the_last_one_first(place):
     ranks = [place.trainer(HANGS, place.storage, n, 2, stdin=True) for n in range(2)]
-    for n, rank in enumerate(ranks):
-        rank.stdin.write(f"{2.0 + n / 2}\n")  # rank 1 makes more steps
+    done = (400, 500)  # rank 1 makes more steps
+    for steps, rank in zip(done, ranks, strict=True):
+        rank.stdin.write(f"{steps} hang\n")
         rank.stdin.flush()
-    done = [int(rank.stdout.readline()) for rank in ranks]
-    assert done[0] < done[1]
-    assert [tell(rank, "hang") for rank in ranks] == ["hangs", "hangs"]
+    assert [int(rank.stdout.readline()) for rank in ranks] == [*done]
     until(lambda: "makes no steps" in job(place)["verdict"].get("reason", ""), 60)
     verdict = job(place)["verdict"]
     assert verdict["state"] == "broken" and "rank 0 has taken" in verdict["reason"] and f"after step {done[0]}" in verdict["reason"]
@@ -113,12 +109,11 @@ def test_of_ranks_on_two_nodes_the_one_that_lags_behind_is_named_wherever_it_is(
         place.trainer(HANGS, place.storage, 0, 2, *words, stdin=True),
         place.trainer(HANGS, place.storage, 1, 2, *words, "NEBULA_NODE_ID=b", f"NEBULA_MEMORY_DIR={memory}", stdin=True),
     ]
-    for n, rank in enumerate(ranks):
-        rank.stdin.write(f"{3.0 - n}\n")  # rank 1 makes fewer steps
+    done = (600, 400)  # rank 1 makes fewer steps
+    for steps, rank in zip(done, ranks, strict=True):
+        rank.stdin.write(f"{steps} hang\n")
         rank.stdin.flush()
-    done = [int(rank.stdout.readline()) for rank in ranks]
-    assert done[1] < done[0]
-    assert [tell(rank, "hang") for rank in ranks] == ["hangs", "hangs"]
+    assert [int(rank.stdout.readline()) for rank in ranks] == [*done]
     until(lambda: 'rank 1 on node "b" lags behind, of 2 of 2 ranks' in job(place)["verdict"].get("reason", ""), 60)
     reason = job(place)["verdict"]["reason"]
     assert f"after step {done[1]}" in reason
@@ -142,8 +137,7 @@ def test_of_ranks_on_two_nodes_the_one_that_lags_behind_is_named_wherever_it_is(
 def test_where_the_machine_shows_no_native_stacks_the_report_says_why(place, tmp_path, code, words):
     tool(tmp_path / "tools", code)
     trainer = place.trainer(HANGS, place.storage, 0, 1, stdin=True)
-    tell(trainer, "2")
-    tell(trainer, "hang")
+    tell(trainer, "400 hang")
     path = place.runtime / "hang-0.txt"
     until(path.exists, 60)
     assert re.search(words, path.read_text()) and "in waits_for_a_rank_that_never_comes" in path.read_text()
@@ -157,8 +151,7 @@ def test_gdb_shows_the_native_stacks_of_a_rank_that_hangs(place, tmp_path, monke
     if shutil.which("eu-stack"):
         pytest.skip("eu-stack is here, and comes first")
     trainer = place.trainer(HANGS, place.storage, 0, 1, stdin=True)
-    tell(trainer, "2")
-    tell(trainer, "hang")
+    tell(trainer, "400 hang")
     path = place.runtime / "hang-0.txt"
     until(path.exists, 90)
     text = path.read_text()
@@ -169,11 +162,11 @@ def test_gdb_shows_the_native_stacks_of_a_rank_that_hangs(place, tmp_path, monke
 
 def test_a_job_that_goes_on_is_fine_again(place):
     trainer = place.trainer(HANGS, place.storage, 0, 1, stdin=True)
-    tell(trainer, "2")
+    tell(trainer, "400")
     stop(trainer.pid)
     until(lambda: job(place)["verdict"]["state"] == "broken", 60)
     os.kill(trainer.pid, signal.SIGCONT)
-    tell(trainer, "0.5")
+    tell(trainer, "100")
     until(lambda: job(place)["verdict"]["state"] == "fine", 60)
     trainer.kill()
     trainer.wait()
@@ -182,8 +175,7 @@ def test_a_job_that_goes_on_is_fine_again(place):
 # fault: as test_a_hang_is_reported_with_the_stacks_of_all_ranks_the_last_one_first
 def test_with_restart_the_ranks_that_hang_are_killed(place):
     trainer = place.trainer(HANGS, place.storage, 0, 1, "NEBULA_ON_HANG=restart", stdin=True)
-    tell(trainer, "2")
-    tell(trainer, "hang")
+    tell(trainer, "400 hang")
     assert trainer.wait(60) == -signal.SIGKILL
     log = next(place.runtime.rglob("agent.log")).read_text()
     assert "hangs and is killed, because NEBULA_ON_HANG=restart is set" in log
@@ -192,7 +184,7 @@ def test_with_restart_the_ranks_that_hang_are_killed(place):
 def test_a_phase_has_a_limit_of_its_own_and_one_rank_in_a_phase_speaks_for_all(place):
     ranks = [place.trainer(HANGS, place.storage, n, 2, stdin=True) for n in range(2)]
     for rank in ranks:
-        rank.stdin.write("2\n")
+        rank.stdin.write("400\n")
         rank.stdin.flush()
     for rank in ranks:
         rank.stdout.readline()

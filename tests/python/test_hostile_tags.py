@@ -33,7 +33,7 @@ def test_no_output_acts_on_a_terminal_and_json_tells_the_tag(place):
     for tag in TAGS:
         with nebulaml.Checkpoint(tag, metrics={tag[:9]: 1.0}) as checkpoint:
             checkpoint.save(f"{tag}.pt", {tag: torch.ones(3)})
-        checkpoint.wait("durable", 30)
+        checkpoint.wait("durable", 60)
     printed(place, ["pin", "--reason", "r\x1b[31m\u202e"], "--", TAGS[1])
     told = {tuple(command): printed(place, command) for command in OF_ALL}
     for command, text in told.items():

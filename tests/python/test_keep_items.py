@@ -57,7 +57,7 @@ def test_rules_for_versions_and_for_items_work_together_and_pins_stay_whole(plac
         manager.wait()
         manager.pin(1)
         save(manager, range(2, 9))
-        until(lambda: optimizers(place) == [1, 8] and manager.all_steps() == [1, 5, 6, 7, 8], 10, f"{optimizers(place)} {manager.all_steps()}")
+        until(lambda: optimizers(place) == [1, 8] and manager.all_steps() == [1, 5, 6, 7, 8], 60, f"{optimizers(place)} {manager.all_steps()}")
 
 
 def test_a_tag_that_is_saved_again_has_all_its_files_again(place):

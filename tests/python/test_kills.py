@@ -43,7 +43,7 @@ def lines_until(process, word):
 
 def kill(process):
     process.send_signal(signal.SIGKILL)
-    process.wait(timeout=30)
+    process.wait(timeout=60)
     process.stdout.close()
 
 
@@ -109,7 +109,7 @@ def test_a_trainer_killed_between_two_saves_of_a_block_leaves_the_version_before
 
 
 def in_memory(path, tag):
-    listed = subprocess.run([locate.agent_path(), "list", "--json", "--path", path], capture_output=True, check=True, timeout=30).stdout
+    listed = subprocess.run([locate.agent_path(), "list", "--json", "--path", path], capture_output=True, check=True, timeout=60).stdout
     return next("memory" in row["where"] for row in json.loads(listed)["versions"] if row["tag"] == tag)
 
 
@@ -177,7 +177,7 @@ def test_a_trainer_killed_at_any_moment_leaves_a_whole_checkpoint(place, moment)
     time.sleep(0.007 * moment)
     process.send_signal(signal.SIGKILL)
     rest = [int(line.split()[1]) for line in process.stdout if line.startswith("committed")]
-    process.wait(timeout=30)
+    process.wait(timeout=60)
     last = max([3, *rest])
     nebulaml.init(str(place.storage), 0, 2)
     got = nebulaml.get_latest_checkpoint().load("m.pt")
@@ -226,7 +226,7 @@ def test_a_checkpoint_object_survives_the_agent(nm, place):
     place.kill_agent()
     checkpoint.save("b.pt", torch.zeros(1000))
     assert checkpoint.commit()
-    checkpoint.wait("durable", 30)
+    checkpoint.wait("durable", 60)
     assert sorted(os.listdir(place.storage / "across")) == [".nebula", "a.pt", "b.pt"]
 
 
@@ -238,7 +238,7 @@ def save(step, tag=None, count=None):
 
 
 def durable(checkpoint):
-    checkpoint.wait("durable", 10)
+    checkpoint.wait("durable", 60)
     return checkpoint
 
 
@@ -250,7 +250,7 @@ def test_handles_of_what_was_committed_know_what_became_of_it_after_the_agent(nm
     place.kill_agent()
     assert [checkpoint.state for checkpoint in held] == ["durable"] * 4
     for step, checkpoint in enumerate(held, 1):
-        checkpoint.wait("durable", 10)
+        checkpoint.wait("durable", 60)
         assert checkpoint.error is None
         assert (checkpoint.load("m.pt") == step).all()
 
@@ -272,7 +272,7 @@ def test_a_handle_of_files_that_were_lost_with_an_agent_reports_that_and_no_call
     assert (nebulaml.get_latest_checkpoint().load("m.pt") == 1).all()
     lost.save("m.pt", torch.full((4,), 3))  # the object writes its tag again
     assert lost.commit()
-    lost.wait("durable", 10)
+    lost.wait("durable", 60)
     assert (lost.load("m.pt") == 3).all()
 
 def test_a_normal_exit_without_flush_leaves_everything_to_the_agent(place):

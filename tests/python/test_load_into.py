@@ -179,7 +179,7 @@ SHARDED = """
         checkpoint.save(f"model-{rank}.pt", saved.state_dict())
         checkpoint.save(f"both-{rank}.pt", {"w": distribute_tensor(whole, mesh, [Replicate()]), "o": distribute_tensor(whole, mesh, [Shard(0)])})
         checkpoint.save(f"whole-{rank}.pt", {"w": whole})
-    checkpoint.wait("committed", 30)
+    checkpoint.wait("committed", 60)
 
     def refused(name, target):
         before = {key: value.clone() for key, value in target.items()}

@@ -188,7 +188,7 @@ def test_the_handler_of_the_program_is_called_and_comes_back(place):
 
 def kept(manager, steps):
     """Waits until these steps are all that storage has. The agent removes in the background."""
-    until(lambda: manager.all_steps() == steps, 30, f"{steps} stay, not {manager.all_steps()}")
+    until(lambda: manager.all_steps() == steps, 60, f"{steps} stay, not {manager.all_steps()}")
 
 
 @pytest.mark.parametrize(("rules", "stay"), [
@@ -228,9 +228,9 @@ def test_an_event_names_the_rule_that_removed_a_version(place, caplog):
         manager.on_event(lambda event: removed.append((event.step, event.text)) if event.kind == "removed" else None)
         save(manager, 1, 2, 3, 4)
         manager.wait()
-        until(lambda: len(removed) == 2, 30, "two events")
+        until(lambda: len(removed) == 2, 60, "two events")
         manager.delete(2)
-        until(lambda: len(removed) == 3, 30, "an event of the third")
+        until(lambda: len(removed) == 3, 60, "an event of the third")
     assert removed == [(1, text), (3, text), (2, "a request of the program")]
     assert f"global_step3 was removed from storage, because {text} does not name it" in caplog.text
 
@@ -250,10 +250,10 @@ def test_what_was_saved_after_a_restore_outlives_what_it_found_though_its_steps_
         for step in (101, 102, 103):
             save(manager, step)
             manager.wait()
-        until(lambda: 101 not in manager.all_steps(), 30, "101 goes")
+        until(lambda: 101 not in manager.all_steps(), 60, "101 goes")
         assert {102, 103} <= set(manager.all_steps())
         assert manager.checkpoint(103).load("model.pt")["w"][0] == 103
-        until(lambda: "global_step101 was removed from storage, because keep_last=2 does not name it" in caplog.text, 30, "the log names the rule")
+        until(lambda: "global_step101 was removed from storage, because keep_last=2 does not name it" in caplog.text, 60, "the log names the rule")
 
 
 # fault (Storage): The rules of a Manager name a metric that no version has, or two Managers of a path have other
@@ -358,7 +358,7 @@ def test_storage_keeps_the_newest_the_best_and_the_pinned(place):
         manager.wait()
         kept(manager, [2, 6, 7])
     left = ["global_step2", "global_step6", "global_step7"]
-    until(lambda: sorted(path.name for path in place.storage.glob("global_step*")) == left, 30, "their directories go last")
+    until(lambda: sorted(path.name for path in place.storage.glob("global_step*")) == left, 60, "their directories go last")
 
 
 def test_a_pin_takes_any_reason_and_none(manager):
@@ -391,10 +391,10 @@ def test_the_agent_removes_nothing_that_is_pinned(place):
     session.pin("global_step1", "good")
     for step in (2, 3):
         save_one(step)
-    until(lambda: stay() == ["global_step1", "global_step3"], 30, "global_step2 is removed")
+    until(lambda: stay() == ["global_step1", "global_step3"], 60, "global_step2 is removed")
     session.unpin("global_step1")
     save_one(4)
-    until(lambda: stay() == ["global_step4"], 30, "both are removed")
+    until(lambda: stay() == ["global_step4"], 60, "both are removed")
 
 
 def test_without_wait_old_versions_go_in_the_background(place):
@@ -402,7 +402,7 @@ def test_without_wait_old_versions_go_in_the_background(place):
         for step in (1, 2, 3):
             save(manager, step)
             manager.wait(step)
-        until(lambda: [path.name for path in place.storage.glob("global_step*")] == ["global_step3"], 30, "two removals")
+        until(lambda: [path.name for path in place.storage.glob("global_step*")] == ["global_step3"], 60, "two removals")
 
 
 def test_a_step_that_is_saved_again_while_old_versions_go_stays(place):
@@ -863,7 +863,7 @@ def test_a_failure_that_comes_later_is_raised_by_the_next_call_or_listed(place, 
             place.storage.write_text("not a directory")
             manager.on_event(events.append)
             save(manager, 1)
-            until(lambda manager=manager: manager._engine._late, 30, "the agent to give up")
+            until(lambda manager=manager: manager._engine._late, 60, "the agent to give up")
             if on_error == "raise":
                 with pytest.raises(nm.NebulaError, match="'global_step1' is not durable"):
                     manager.save(2, {"model": {"w": torch.zeros(2)}})
@@ -936,7 +936,7 @@ def test_two_managers_and_the_functions_of_the_package_live_side_by_side(place):
         with nm.Checkpoint("global_step9") as checkpoint:
             checkpoint.save("a", 1)
         assert (one.all_steps(), two.all_steps()) == ([1], [2, 3])
-        assert two.save(4, {"model": {"w": torch.zeros(1)}}).wait("durable", 30) is None
+        assert two.save(4, {"model": {"w": torch.zeros(1)}}).wait("durable", 60) is None
     assert nm.get_latest_checkpoint().tag == "global_step9"
 
 
@@ -1002,7 +1002,7 @@ def test_a_closed_manager_tells_its_errors_and_does_not_pretend_to_wait(place, m
     with nm.Manager(place.storage, on_error="warn") as manager:
         place.storage.write_text("not a directory")
         save(manager, 1)
-        until(lambda: manager._engine._late, 30, "the agent to give up")
+        until(lambda: manager._engine._late, 60, "the agent to give up")
     assert ["gave up" in str(failure) for failure in manager.errors] == [True]
     assert repr(manager) == "<nebulaml.Manager, closed>"
     for call in (manager.wait, lambda: manager.wait(1), lambda: asyncio.run(manager.wait_async())):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import fork_server
 import pytest
+from waiting import until
 
 NIGHTLY = os.environ.get("NEBULA_TEST_NIGHTLY") == "1"
 RANKS = 8
@@ -162,11 +163,16 @@ def test_many_versions_in_memory_leak_nothing_and_commit_quickly(place, monkeypa
     assert_nothing_grew(before, after)
     if NIGHTLY:
         assert cpu <= 0.05 * seconds  # the goal; not reached yet for plain buffers beyond some 38 versions per second
-    idle = job.look()
-    time.sleep(2)
-    used = job.look()["agent cpu_s"] - idle["agent cpu_s"]
-    print(f"  idle with {RANKS} ranks connected: {1000 * used:.1f} ms CPU in 2 s")
-    assert used <= 0.01
+    used = []
+
+    def is_idle() -> bool:
+        before = job.look()["agent cpu_s"]
+        time.sleep(2)
+        used.append(job.look()["agent cpu_s"] - before)
+        return used[-1] <= 0.01
+
+    until(is_idle, 60, "the agent to take no time")  # it may still make pages for the next version
+    print(f"  idle with {RANKS} ranks connected: {1000 * used[-1]:.1f} ms CPU in 2 s")
     job.end()
 
 

@@ -32,7 +32,7 @@ def make_version(place, tag: str, again: bool = False) -> None:
         with nebulaml.Checkpoint(tag) as checkpoint:
             checkpoint.save_bytes("a", [content])
             checkpoint.save_bytes(".bashrc", [content])
-        checkpoint.wait("durable", 30)
+        checkpoint.wait("durable", 60)
     forget_memory(place)
 
 
@@ -71,7 +71,7 @@ def test_a_link_in_the_place_of_a_directory_is_followed_by_nothing(place, part):
         checkpoint.save_bytes("a", [b"third"])
     with nebulaml.Checkpoint("other") as other:
         other.save_bytes("a", [b"other"])
-    other.wait("durable", 30)
+    other.wait("durable", 60)
     until(lambda: checkpoint.state != "capturing")
     time.sleep(0.5)  # for a try to write it
     assert contents(home) == before
@@ -95,7 +95,7 @@ def test_a_file_that_is_a_link_is_not_read_and_is_replaced_itself(place):
     with nebulaml.Checkpoint("t") as checkpoint:
         checkpoint.save_bytes("a", [b"again"])
         checkpoint.save_bytes(".bashrc", [b"again"])
-    checkpoint.wait("durable", 30)
+    checkpoint.wait("durable", 60)
     assert secret.read_bytes() == b"first" and (place.storage / "t/a").read_bytes() == b"again"
     assert not (place.storage / "t/a").is_symlink()
 
@@ -127,7 +127,7 @@ def test_a_checkpoint_behind_a_link_of_ones_own_is_named_in_the_log(place):
 def durable(tag):
     with nebulaml.Checkpoint(tag) as checkpoint:
         checkpoint.save_bytes("a", [b"x"])
-    checkpoint.wait("durable", 30)
+    checkpoint.wait("durable", 60)
 
 
 # fault (Storage): `latest` was not written by Nebula: it is a link, a directory, or a file of your own.

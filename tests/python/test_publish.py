@@ -186,7 +186,7 @@ def test_a_whole_directory_appears_with_what_was_staged_and_goes_with_its_checkp
     until(lambda: not (place.storage / "checkpoint-1").exists())
     assert nm.get_checkpoint("checkpoint-1") is None
     assert nm.get_latest_checkpoint().tag == "checkpoint-2"
-    assert nm.flush_persistence(timeout=20)
+    assert nm.flush_persistence(timeout=60)
 
 
 def test_a_directory_that_is_removed_on_its_way_leaves_nothing_in_storage_or_staging(nm, place, out):

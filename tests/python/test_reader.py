@@ -114,16 +114,16 @@ def test_retention_leaves_the_checkpoint_that_a_reader_found_last(place):
         first = reader.latest()
         for step in (2, 3, 4, 5):
             trainer.save(step)
+        until(lambda: not any((place.storage / f"global_step{step}").is_dir() for step in (2, 3, 4)), 60, "the removal of versions that nobody reads")
         assert value(first) == 1 and (place.storage / "global_step1").is_dir()
-        assert not (place.storage / "global_step2").is_dir() and not (place.storage / "global_step3").is_dir()
         assert value(reader.latest()) == 5
         for step in (6, 7):
             trainer.save(step)
-        until(lambda: not (place.storage / "global_step1").is_dir(), 30, "the removal of the version that no reader holds any more")
+        until(lambda: not (place.storage / "global_step1").is_dir(), 60, "the removal of the version that no reader holds any more")
         assert (place.storage / "global_step5").is_dir()
     trainer.save(8)
     trainer.save(9)
-    until(lambda: not (place.storage / "global_step5").is_dir(), 30, "the removal after the end of the reader")
+    until(lambda: not (place.storage / "global_step5").is_dir(), 60, "the removal after the end of the reader")
     trainer.end()
 
 
@@ -267,25 +267,25 @@ def test_retention_leaves_the_checkpoint_that_a_reader_of_another_node_holds_unt
     trainer.save(1)
     with elsewhere() as there, nebula.Reader(place.storage) as reader:
         first = reader.latest()
-        until(lambda: [one.parent.name for one in leases(place)] == ["global_step1"], 30, "the lease")
+        until(lambda: [one.parent.name for one in leases(place)] == ["global_step1"], 60, "the lease")
         for step in (2, 3):
             trainer.save(step)
-        until(lambda: not (place.storage / "global_step2").is_dir(), 30, "the removal of the version that nobody reads")
+        until(lambda: not (place.storage / "global_step2").is_dir(), 60, "the removal of the version that nobody reads")
         assert value(first) == 1 and (place.storage / "global_step1").is_dir()
         command = [locate.agent_path() or os.environ["NEBULA_AGENT_PATH"], "prune", "--path", place.storage, "--tag", "global_step1", "--yes"]
         told = subprocess.run(command, capture_output=True, text=True)
         assert told.returncode and "a reader on another node has it" in told.stderr
         assert value(reader.latest()) == 3
-        until(lambda: [one.parent.name for one in leases(place)] == ["global_step3"], 30, "the lease of the version that it holds now")
+        until(lambda: [one.parent.name for one in leases(place)] == ["global_step3"], 60, "the lease of the version that it holds now")
         trainer.save(4)
-        until(lambda: not (place.storage / "global_step1").is_dir(), 30, "the removal of the version that no reader holds any more")
+        until(lambda: not (place.storage / "global_step1").is_dir(), 60, "the removal of the version that no reader holds any more")
         there.kill_agent()  # its lease stays
         assert leases(place) and (place.storage / "global_step3").is_dir()
         for one in leases(place):
             os.utime(one, (one.stat().st_mtime - 1000,) * 2)
         trainer.save(5)
         trainer.save(6)
-        until(lambda: not (place.storage / "global_step3").is_dir() and not leases(place), 30, "the end of the dead agent's lease")
+        until(lambda: not (place.storage / "global_step3").is_dir() and not leases(place), 60, "the end of the dead agent's lease")
     trainer.end()
 
 
@@ -320,9 +320,9 @@ def test_the_command_follow_runs_a_program_with_each_checkpoints_files(place):
         number, directory = follow.stdout.readline().split()
         assert number == str(step) and directory.startswith("/dev/shm/")
         directories.append(directory)
-    until(lambda: not any(map(os.path.exists, directories)), 30, "the removal of the directories")
+    until(lambda: not any(map(os.path.exists, directories)), 60, "the removal of the directories")
     follow.terminate()
-    follow.wait(timeout=30)
+    follow.wait(timeout=60)
     follow.stdout.close()
     follow.stderr.close()
     once = subprocess.run([nebula_command, "follow", "--path", place.storage, "--once", "--exec", "ls {}; exit 3"], capture_output=True, text=True)

@@ -78,7 +78,7 @@ def test_the_store_process_ends_with_its_parent_and_hides_secrets(cells, place):
     with open(f"/proc/{pid}/cmdline") as line:
         assert str(place.storage) not in line.read()
     one.process._process.stdin.close()
-    assert one.process._process.wait(10) == 0
+    assert one.process._process.wait(60) == 0
 
 
 def test_a_directory_that_refuses_is_told_at_once(place):
@@ -182,7 +182,8 @@ def test_the_first_node_of_a_job_takes_the_time_of_the_file_system_for_the_stora
     """Without the directory, `nebula store` answers with the time of its machine."""
     one = cells()
     assert not place.storage.exists()
-    assert abs(one.clock() - time.time()) < 2
+    before = time.time()
+    assert before - 2 < one.clock() < time.time() + 2
     assert place.storage.is_dir() and not list(one.entries())
     assert [path for path in place.storage.rglob("*") if path.is_file()] == []
 
@@ -253,17 +254,19 @@ def test_after_storage_was_gone_no_node_is_taken_for_dead_at_once(cells):
     backend.set_state(make_state(2, **old))
     one, two = sorted(old["last_heartbeats"])
     seen_by(backend, one)
+    before = datetime.now(timezone.utc)
     heartbeats = parts(backend.get_state()[0])["last_heartbeats"]
-    assert timedelta(seconds=5) <= datetime.now(timezone.utc) - heartbeats[one] < timedelta(seconds=8)  # alive, and due
+    assert before - timedelta(seconds=8) < heartbeats[one] <= datetime.now(timezone.utc) - timedelta(seconds=5)  # alive, and due
     assert heartbeats[two] == old["last_heartbeats"][two]  # storage was there: it is dead
     _, token = backend.get_state()
     unsteady.faults.append("refused")
+    before = datetime.now(timezone.utc)
     shown, token, is_written = backend.set_state(make_state(2, **old), token)
     assert is_written
     heartbeats = parts(shown)["last_heartbeats"]
     assert heartbeats[two] == parts(backend.get_state()[0])["last_heartbeats"][two]
     # The other node may wait for its next request, and has the time of one heartbeat after it.
-    assert heartbeats[two] - datetime.now(timezone.utc) > timedelta(seconds=PAUSE_MOST_S - 2)
+    assert heartbeats[two] - before > timedelta(seconds=PAUSE_MOST_S - 2)
     assert heartbeats[one] <= datetime.now(timezone.utc) - timedelta(seconds=5)  # it writes its heartbeat now
     backend.set_state(shown, token)
     other = seen_by(Backend("nebula-store", cells(), "job"), two)

@@ -119,7 +119,7 @@ def test_the_kubelet_runs_the_hook_then_signals_and_kills_when_the_grace_period_
     container = job()
     container.until_step(12)
     grace_ends = time.monotonic() + 30
-    hook = subprocess.run([program, "flush", "--path", place.storage], capture_output=True, text=True, timeout=30)
+    hook = subprocess.run([program, "flush", "--path", place.storage], capture_output=True, text=True, timeout=60)
     flushed = re.fullmatch(r"global_step(\d+) is durable\n", hook.stdout)
     assert hook.returncode == 0 and flushed, hook.stdout + hook.stderr
     assert int(flushed[1]) >= 10 and (place.storage / f"global_step{flushed[1]}/.nebula/manifest-1.json").exists()  # the job trains on

@@ -78,7 +78,7 @@ def test_a_failure_of_one_session_does_not_hold_up_another(place):
     broken_checkpoint = broken.checkpoint("global_step1")
     broken_checkpoint.save("a", 1)
     broken_checkpoint.commit()
-    save(good, 1, 5).wait("durable", 30)
+    save(good, 1, 5).wait("durable", 60)
     assert value_of(good.get_latest_checkpoint()) == 5
 
 
@@ -186,7 +186,7 @@ def lose(place, session):
     checkpoint = session.checkpoint("global_step1")
     checkpoint.save("a", 1)
     assert checkpoint.commit()
-    until(lambda: session._engine._late, 30, "the agent to give the version up")
+    until(lambda: session._engine._late, 60, "the agent to give the version up")
 
 
 @pytest.fixture

@@ -89,8 +89,8 @@ def command(*arguments):
 @every_spelling
 def test_a_second_trainer_of_one_path_is_refused_and_finds_what_memory_has_however_it_spells_it(spelled, place):
     nebulaml.init(str(place.storage), 100000, 2, on_error="raise")
-    save("global_step1").wait("durable", 30)
-    save("global_step2").wait("captured", 30)
+    save("global_step1").wait("durable", 60)
+    save("global_step2").wait("captured", 60)
     assert nebulaml.get_latest_checkpoint(spelled).tag == "global_step2"
     rows = json.loads(command("list", "--json", "--path", spelled).stdout)["versions"]
     assert sorted(row["tag"] for row in rows) == ["global_step1", "global_step2"]
@@ -104,8 +104,8 @@ def test_a_second_trainer_of_one_path_is_refused_and_finds_what_memory_has_howev
 def test_the_next_agent_finds_by_another_spelling_what_the_last_one_left_in_memory(spelled, place):
     place.storage.mkdir(exist_ok=True)  # nothing is made behind a link that leads nowhere
     nebulaml.init(spelled, 100000, 2, on_error="raise")
-    save("global_step1").wait("durable", 30)
-    save("global_step2").wait("captured", 30)
+    save("global_step1").wait("durable", 60)
+    save("global_step2").wait("captured", 60)
     nebulaml._shutdown()
     place.kill_agent()
     assert place.run(SECOND, place.storage).strip() == "global_step2 ['global_step1', 'global_step2']"
@@ -116,7 +116,7 @@ def test_a_path_that_does_not_exist_yet_is_one_however_it_is_spelled(place):
     disk.mkdir()
     spelled = link(place, "alias", disk) / "runs" / "7"
     nebulaml.init(str(spelled), 100000, 2, on_error="raise")
-    save("global_step1").wait("captured", 30)
+    save("global_step1").wait("captured", 60)
     assert nebulaml.get_latest_checkpoint(str(disk / "runs" / "7")).tag == "global_step1"
     nebulaml.flush_persistence()
     assert (disk / "runs" / "7" / "global_step1" / "m.pt").exists()
@@ -147,7 +147,7 @@ def test_a_link_that_leads_elsewhere_by_now_is_another_path_and_what_was_saved_s
         (place.root / name).mkdir()
     current = link(place, "current", place.root / "7")
     nebulaml.init(str(current), 100000, 2, on_error="raise")
-    save("global_step1").wait("captured", 30)
+    save("global_step1").wait("captured", 60)
     current.unlink()
     current.symlink_to(place.root / "8")
     assert place.run(SECOND, current).strip() == "nothing"
@@ -157,7 +157,7 @@ def test_a_link_that_leads_elsewhere_by_now_is_another_path_and_what_was_saved_s
 
 def test_a_directory_that_is_made_anew_elsewhere_is_not_taken_for_the_one_that_went(place):
     nebulaml.init(str(place.storage), 0, 2, on_error="raise")
-    save("global_step1").wait("durable", 30)
+    save("global_step1").wait("durable", 60)
     inode = place.storage.stat().st_ino
     nebulaml._shutdown()
     shutil.rmtree(place.storage)
@@ -188,8 +188,8 @@ def test_a_published_path_is_found_and_removed_by_another_spelling(nm, place):
 def test_a_directory_of_the_agents_is_one_however_it_is_spelled(name, spell, place, monkeypatch):
     monkeypatch.setenv("NEBULA_NODE_ID", "a")  # which is put behind the runtime directory
     nebulaml.init(str(place.storage), 100000, 2, on_error="raise")
-    save("global_step1").wait("durable", 30)
-    save("global_step2").wait("captured", 30)
+    save("global_step1").wait("durable", 60)
+    save("global_step2").wait("captured", 60)
     nebulaml._shutdown()
     if name == "NEBULA_MEMORY_DIR":
         place.kill_agent()
@@ -229,8 +229,8 @@ def test_a_link_of_another_user_is_no_runtime_directory(place, monkeypatch):
 @every_spelling
 def test_status_metrics_and_studio_show_the_job_of_a_path_however_it_is_spelled(spelled, place):
     nebulaml.init(str(place.storage), 100000, 2, on_error="raise")
-    save("global_step1").wait("durable", 30)
-    save("global_step2").wait("captured", 30)
+    save("global_step1").wait("durable", 60)
+    save("global_step2").wait("captured", 60)
     exposed = command("metrics", "--path", spelled).stdout.splitlines()
     assert {"nebula_world_size 1", "nebula_checkpoint_in_progress 1"} <= set(exposed)
     status = json.loads(command("status", "--json", "--path", spelled).stdout)

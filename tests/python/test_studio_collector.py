@@ -32,10 +32,10 @@ def test_the_end_of_nebula_store_stops_no_look_and_loses_no_metrics(place, monke
     collector = Collector(source, 0.2)
     collector.start()
     try:
-        (row,) = collector.state("", 0, 20)["rows"].values()
+        (row,) = collector.state("", 0, 60)["rows"].values()
         assert row["tag"] == "global_step1" and row["metrics"] == {}
         fails.unlink()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while row["metrics"] != {"val_loss": 3.0}:
             assert time.monotonic() < deadline and collector._thread.is_alive(), row
             time.sleep(0.1)

@@ -142,23 +142,30 @@ def test_storage_that_fails_is_a_risk_then_breaks_the_job_and_ends_when_it_works
     assert len(re.findall(r" is broken: ", log(place))) == 1
 
 
+def let_go(place, monkeypatch, waits):
+    """Ends the agent of the slow storage. The next one writes what memory has."""
+    monkeypatch.delenv("NEBULA_STORE_MBPS")
+    place.kill_agent()
+    waits.wait("durable", 60)
+
+
 def test_storage_that_is_slow_is_a_risk_while_it_writes(place, monkeypatch):
-    monkeypatch.setenv("NEBULA_STORE_MBPS", "2")
+    monkeypatch.setenv("NEBULA_STORE_MBPS", "1")  # minutes for the version: for longer than the commands take
     nebulaml.init(str(place.storage), 0, 2)
-    waits = save(1, 16 * MIB)
+    waits = save(1, 256 * MIB)
     becomes(place, "at risk", "storage is slow: global_step1 waits to become durable, and 1 checkpoint is only in memory: none is durable")
     told_first(place, "at risk", "storage is slow")
-    waits.wait("durable", 60)
+    let_go(place, monkeypatch, waits)
     becomes(place, "fine")
 
 
 def test_memory_that_has_no_room_for_the_next_version_is_a_risk(place, monkeypatch):
-    monkeypatch.setenv("NEBULA_STORE_MBPS", "2")
-    monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", str(24 * MIB))
+    monkeypatch.setenv("NEBULA_STORE_MBPS", "1")
+    monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", str(300 * MIB))
     nebulaml.init(str(place.storage), 0, 1)
-    waits = save(1, 16 * MIB)
+    waits = save(1, 256 * MIB)
     becomes(place, "at risk", r"memory is full: the next save waits until a version has become durable \(\d+ of \d+ MiB are in use\)")
-    waits.wait("durable", 60)
+    let_go(place, monkeypatch, waits)
     becomes(place, "fine")
 
 

@@ -118,7 +118,7 @@ def test_a_follower_that_comes_late_or_falls_behind_has_the_newest_and_never_goe
         assert follower.prepare(0.1) is None
         assert seen == sorted(seen) and seen[-1] - seen[0] == 10
         wholes = [path.name for path in place.storage.glob("publication-*/weights")]
-        until(lambda: len(list(place.storage.glob("publication-*/weights"))) == 2, 30, f"two whole publications stay of {wholes}")
+        until(lambda: len(list(place.storage.glob("publication-*/weights"))) == 2, 60, f"two whole publications stay of {wholes}")
 
 
 def test_the_publications_of_the_last_run_stay_until_the_next_run_has_made_a_second_whole_one(place):

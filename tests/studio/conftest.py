@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from python.conftest import Place, place  # noqa: F401 - a fixture
 
 CHROMIUM = shutil.which("chromium")
+PATIENCE_S = 60  # a slow machine needs long for what a page or a studio is to show
+expect.set_options(timeout=1000 * PATIENCE_S)
 
 
 class Studio:
@@ -55,7 +57,7 @@ class Studio:
         self.until(lambda state: next(one for one in state["works"] if one["id"] == told["work"])["state"] != "running")
         return self.ask("GET", f"/api/work?id={told['work']}")[2]["answer"]
 
-    def until(self, holds: Callable[[dict[str, Any]], Any], limit_s: float = 20) -> dict[str, Any]:
+    def until(self, holds: Callable[[dict[str, Any]], Any], limit_s: float = PATIENCE_S) -> dict[str, Any]:
         """Waits for a state for which the condition holds, and returns it."""
         deadline = time.monotonic() + limit_s
         while not holds(state := self.state()):
@@ -102,6 +104,7 @@ def browser() -> Iterator[Browser]:
 def page(browser: Browser) -> Iterator[Page]:
     """Returns a page. Its errors, and requests to other servers, fail the test."""
     context = browser.new_context(viewport={"width": 1400, "height": 900})
+    context.set_default_timeout(1000 * PATIENCE_S)
     made = context.new_page()
     problems: list[str] = []
     made.on("pageerror", lambda error: problems.append(f"error: {error}"))

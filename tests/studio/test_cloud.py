@@ -22,7 +22,7 @@ def container(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     line = ["bash", str(SCRIPT), "run", "bash", "-c", 'echo "$AZURE_STORAGE_CONNECTION_STRING"; read -r']
     emulator = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
     told = emulator.stdout.readline().strip()
-    if emulator.poll() == 77:
+    if not told and emulator.wait(60) == 77:
         pytest.skip("npm is not here, which installs Azurite")
     assert told.startswith("DefaultEndpointsProtocol") or "AccountName" in told, told
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", told)
@@ -30,7 +30,7 @@ def container(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     emulator.stdin.close()
     try:
-        emulator.wait(20)
+        emulator.wait(60)
     except subprocess.TimeoutExpired:
         os.killpg(emulator.pid, signal.SIGKILL)
 
@@ -54,16 +54,16 @@ def test_versions_in_a_container_are_shown_verified_and_pinned_without_an_agent(
     expect(page.locator(".path")).to_have_text(PATH)
     page.locator("#tab-checkpoints").click()
     rows = page.locator("tbody tr[data-key]")
-    expect(rows).to_have_count(2, timeout=30_000)
-    expect(rows.first.get_by_role("cell", name="0.5", exact=True)).to_be_visible(timeout=30_000)
+    expect(rows).to_have_count(2)
+    expect(rows.first.get_by_role("cell", name="0.5", exact=True)).to_be_visible()
     page.get_by_role("button", name="global_step1").click()
     page.get_by_role("button", name="Verify").click()
-    expect(page.locator("#check")).to_contain_text("every byte is as it was written", timeout=30_000)
+    expect(page.locator("#check")).to_contain_text("every byte is as it was written")
     page.get_by_role("button", name="tensors of model.pt").click()
-    expect(page.get_by_role("region", name="Tensors of model.pt")).to_contain_text("3 \u00d7 4", timeout=30_000)
+    expect(page.get_by_role("region", name="Tensors of model.pt")).to_contain_text("3 \u00d7 4")
     page.get_by_role("button", name="Pin…").click()
     page.get_by_label("Reason").fill("kept")
     page.get_by_role("button", name="Pin", exact=True).click()
-    expect(page.get_by_role("button", name="Unpin")).to_be_visible(timeout=60_000)
+    expect(page.get_by_role("button", name="Unpin")).to_be_visible()
     told = studio.ask("POST", "/api/save-now", {})
     assert told[0] == 409 and "storage directory" in told[2]["error"]

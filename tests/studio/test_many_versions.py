@@ -19,6 +19,7 @@ import pytest
 from nebulaml.elastic.store_cells import StoreProcess
 from playwright.sync_api import expect
 from sinks import Sink, built, make_versions
+from waiting import until
 
 NIGHTLY = os.environ.get("NEBULA_TEST_NIGHTLY") == "1"
 COUNTS = {"directory": 100_000 if NIGHTLY else 2000, "bucket": 100_000 if NIGHTLY else 600}
@@ -144,15 +145,12 @@ def test_the_page_shows_the_newest_versions_while_a_bucket_is_read_and_reads_non
     expect(page.locator(".card").first).to_contain_text("global_step300")
     bucket.delay(0)
     assert len(studio.until(lambda state: not state["reading"])["rows"]) == 300
-    expect(page.locator("#live")).to_contain_text("live", timeout=20_000)
+    expect(page.locator("#live")).to_contain_text("live")
     subprocess.run([built("make_version"), "s3://training/run7", "global_step301", "--raw", "a"], check=True, timeout=60)
     assert studio.ask("POST", "/api/pin", {"tag": "global_step301", "reason": "kept"})[0] == 200  # makes it look at once
     studio.until(lambda state: any("\0global_step301\0" in row for row in state["rows"]))
     before = bucket.reads(), bucket.counts()["lists"]
-    deadline = time.monotonic() + 20
-    while bucket.counts()["lists"] < before[1] + 20:  # some looks
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: bucket.counts()["lists"] >= before[1] + 20, 60, "some looks")
     assert bucket.reads() - before[0] < 30
 
 
@@ -162,5 +160,5 @@ def test_the_page_says_that_it_waits_for_the_first_look(place, start, save, page
     page.goto(start(place.storage).address)
     expect(page.locator("#live")).to_have_text("reading the storage…")
     page.unroute("**/api/state?*")
-    expect(page.locator("#live")).to_contain_text("live", timeout=20_000)
+    expect(page.locator("#live")).to_contain_text("live")
     expect(page.locator(".card").first).to_contain_text("global_step1")

@@ -77,5 +77,5 @@ def test_a_row_that_was_selected_stays_selected_while_others_come(place, start, 
     selected = page.evaluate("String(getSelection())").strip()
     assert selected
     save(2)
-    expect(page.locator("tbody tr[data-key]")).to_have_count(2, timeout=20_000)
+    expect(page.locator("tbody tr[data-key]")).to_have_count(2)
     assert page.evaluate("String(getSelection())").strip() == selected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from nebulaml._session import locate
 from playwright.sync_api import Page, expect
 from python.conftest import Place
+from waiting import until
 
 MIB = 1 << 20
 PICTURES = os.environ.get("NEBULA_TEST_PICTURES")  # before a test removes the variables
@@ -22,7 +24,7 @@ NIGHTLY = os.environ.get("NEBULA_TEST_NIGHTLY")
 Story = Callable[[Place, pytest.MonkeyPatch], Iterator[None]]
 
 RANK = """
-import threading
+import select, threading
 rank, world = sys.argv[2:4]
 os.environ.update(RANK=rank, WORLD_SIZE=world, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=world, NEBULA_RUN="one")
 nm.init(sys.argv[1], 0)
@@ -30,11 +32,12 @@ for word in iter(sys.stdin.readline, ""):
     if word == "hang\\n":
         say("hangs")
         threading.Event().wait()
-    elif word.startswith("steps"):
-        for step in range(1, 300):
-            nm.progress(step)
-            time.sleep(0.005)
+    elif word == "steps\\n":
         say("steps")
+        step = 0
+        while not select.select([sys.stdin], [], [], 0.005)[0]:  # until the next word
+            step += 1
+            nm.progress(step)
     else:
         checkpoint = nm.Checkpoint(f"global_step{word.split()[0]}", -2)
         checkpoint.save_bytes(rank + ".bin", [b"x"])
@@ -88,6 +91,7 @@ def hang(place, patch):
     trainer = place.trainer(RANK, place.storage, 0, 1, stdin=True)
     tell(trainer, "1")
     tell(trainer, "steps")
+    until(lambda: any((job.get("steps") or {}).get("step", 0) > 300 for job in json.loads(command("status", "--json"))["jobs"]), 60, "300 steps")
     yield
     tell(trainer, "hang")
     yield
@@ -131,17 +135,17 @@ def throttle(place, patch):
     patch.setenv("NEBULA_STORE_MBPS", "1")
     nebulaml.init(str(place.storage), 0, 2)
     yield
-    save(1, 32 * MIB)
+    save(1, 256 * MIB)  # for longer than the test looks
     yield
     nebulaml._shutdown()
 
 
 def memory(place, patch):
     patch.setenv("NEBULA_STORE_MBPS", "1")
-    patch.setenv("NEBULA_MEMORY_BUFFER_SIZE", str(40 * MIB))
+    patch.setenv("NEBULA_MEMORY_BUFFER_SIZE", str(300 * MIB))
     nebulaml.init(str(place.storage), 3600, 1)
     yield
-    save(1, 32 * MIB)
+    save(1, 256 * MIB)
     yield
     nebulaml._shutdown()
 
@@ -206,10 +210,10 @@ def test_a_trouble_is_on_the_first_screen_of_page_and_command(story, place, star
     expect(page.locator("#verdict")).to_be_empty()
     next(told)
     banner = page.locator("#verdict")
-    expect(banner).to_contain_text(re.compile(f"({state}) since .*{reason}.*What to do: .*{cure}", re.DOTALL), timeout=60_000)
+    expect(banner).to_contain_text(re.compile(f"({state}) since .*{reason}.*What to do: .*{cure}", re.DOTALL))
     assert re.search(state, banner.get_attribute("class").replace("-", " "))
     expect(page).to_have_title(re.compile(f"^({state}): "))
-    expect(page.locator(".card .big").first).to_have_text(newest, timeout=20_000)
+    expect(page.locator(".card .big").first).to_have_text(newest)
     for width, height in ((1400, 900), (400, 800)):
         page.set_viewport_size({"width": width, "height": height})
         for selector in ("#verdict", ".card"):

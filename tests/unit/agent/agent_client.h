@@ -70,7 +70,7 @@ static inline pid_t agent_fork(const struct test_place *place)
                         _exit(9);
                 _exit(agent_main(2, argv));
         }
-        for (int i = 0; i < 500; i++) {
+        for (int i = 0; i < 6000; i++) {
                 int fd = os->connect(place->place.socket);
 
                 if (fd >= 0) {

@@ -191,7 +191,7 @@ static void a_killed_trainer_leaves_its_committed_versions_and_no_half_ones(void
 
 static bool comes_to(size_t image_count)
 {
-        for (int i = 0; i < 500 && count_names(place.place.memory, ".img") != image_count; i++)
+        for (int i = 0; i < 5000 && count_names(place.place.memory, ".img") != image_count; i++)
                 os->sleep_ms(10);
         return count_names(place.place.memory, ".img") == image_count;
 }
@@ -442,7 +442,7 @@ static void stop_now_ends_an_agent_that_a_signal_had_told_to_finish(void)
         pid_t pid, ended = 0;
 
         place_init(&place);
-        setenv("NEBULA_STORE_MBPS", "0.01", 1); /* half a minute */
+        setenv("NEBULA_STORE_MBPS", "0.001", 1); /* minutes */
         pid = agent_fork(&place);
         unsetenv("NEBULA_STORE_MBPS");
         REQUIRE(enter(&client, 45));
@@ -451,7 +451,7 @@ static void stop_now_ends_an_agent_that_a_signal_had_told_to_finish(void)
         usleep(300000);
         CHECK(waitpid(pid, &status, WNOHANG) == 0); /* the agent finishes the write first */
         CHECK(!ask(&client, IPC_STOP, &stop, sizeof stop));
-        for (int i = 0; i < 1000 && !ended; i++) {
+        for (int i = 0; i < 6000 && !ended; i++) {
                 usleep(10000);
                 ended = waitpid(pid, &status, WNOHANG);
         }
@@ -577,7 +577,7 @@ static void an_agent_that_is_not_needed_ends_by_itself_and_says_so_once(void)
         usleep(1300000);
         CHECK(waitpid(pid, &status, WNOHANG) == 0); /* a trainer is connected */
         client_done(&client);
-        for (int i = 0; i < 600 && waitpid(pid, &status, WNOHANG) == 0; i++)
+        for (int i = 0; i < 6000 && waitpid(pid, &status, WNOHANG) == 0; i++)
                 usleep(10000);
         CHECK(status == 0 && count_names(place.place.memory, ".img") == 0 && access(place.place.socket, F_OK));
         CHECK(count_in_log("had nothing to do") == 1);

@@ -1,7 +1,9 @@
 #include <dirent.h>
 #include <glob.h>
+#include <jansson.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/stat.h>
 
 #include "agent/agent_client.h"
 #include "os/bulk.h"
@@ -496,6 +498,40 @@ static uint64_t save_durable(struct test_client *client, unsigned step, uint64_t
         return loan.image_id;
 }
 
+static int image_count(void)
+{
+        DIR *directory = opendir(place.place.memory);
+        int count = 0;
+
+        for (struct dirent *entry; directory && (entry = readdir(directory));)
+                count += strstr(entry->d_name, ".img") != NULL;
+        if (directory)
+                closedir(directory);
+        return count;
+}
+
+static uint64_t image_bytes(void)
+{
+        DIR *directory = opendir(place.place.memory);
+        struct stat info;
+        uint64_t bytes = 0;
+
+        for (struct dirent *entry; directory && (entry = readdir(directory));)
+                if (strstr(entry->d_name, ".img") && !fstatat(dirfd(directory), entry->d_name, &info, 0))
+                        bytes += (uint64_t)info.st_blocks * 512;
+        if (directory)
+                closedir(directory);
+        return bytes;
+}
+
+/* After the first version the page maker makes a spare image, with its pages. */
+static void await_spare(void)
+{
+        for (int i = 0; i < 6000 && (image_count() < 2 || image_bytes() < 2 * FILE_BYTES); i++)
+                os->sleep_ms(10);
+        os->sleep_ms(20); /* it becomes free */
+}
+
 static void steady_memory_is_the_retained_versions_and_their_images_serve_again(void)
 {
         struct test_client client;
@@ -507,7 +543,7 @@ static void steady_memory_is_the_retained_versions_and_their_images_serve_again(
         REQUIRE(agent && enter(&client, 51));
         for (unsigned i = 0; i < 8; i++) {
                 ids[i] = save_durable(&client, i, NULL);
-                usleep(20000); /* the page maker makes a spare after the first */
+                await_spare();
         }
         for (unsigned i = 4; i < 8; i++)
                 CHECK(ids[i] == ids[i - 2] && ids[i] != ids[i - 1]);
@@ -572,7 +608,7 @@ static void an_image_that_loaders_have_given_back_serves_again(void)
                 REQUIRE(data != MAP_FAILED);
                 ipc_frame_done(&reader.frame);
                 munmap(data, FILE_BYTES);
-                usleep(20000); /* the page maker makes a spare after the first */
+                await_spare();
         }
         for (unsigned i = 4; i < 8; i++)
                 CHECK(ids[i] == ids[i - 2] && ids[i] != ids[i - 1]);
@@ -580,18 +616,6 @@ static void an_image_that_loaders_have_given_back_serves_again(void)
         client_done(&client);
         agent_stop(agent, true);
         place_done(&place);
-}
-
-static int image_count(void)
-{
-        DIR *directory = opendir(place.place.memory);
-        int count = 0;
-
-        for (struct dirent *entry; directory && (entry = readdir(directory));)
-                count += strstr(entry->d_name, ".img") != NULL;
-        if (directory)
-                closedir(directory);
-        return count;
 }
 
 /* After a resume, no save can use the images that the trainer has mapped. */
@@ -610,10 +634,12 @@ static void a_load_has_another_image_made_for_the_saves_to_come(void)
                 REQUIRE(!save_whole(&client, i == 1 ? "global_step1" : "global_step2", i, &version));
                 CHECK(!wait_for(&client, version, NEBULA_STATE_DURABLE, 10000));
         }
+        for (int i = 0; i < 6000 && image_count() != 1; i++)
+                os->sleep_ms(10);
         os->sleep_ms(200);
         CHECK(image_count() == 1); /* as many as versions are kept */
         CHECK(!load(&client, version, "model.pt", 2, FILE_BYTES, NULL));
-        for (int i = 0; i < 500 && image_count() == 1; i++)
+        for (int i = 0; i < 5000 && image_count() == 1; i++)
                 os->sleep_ms(10);
         os->sleep_ms(100);
         CHECK(image_count() == 2);
@@ -1264,6 +1290,21 @@ static bool reports_job(struct test_client *client, const char *name)
                memmem(client->frame.payload, client->frame.header.size, text, strlen(text));
 }
 
+/* Whether the agent counts trainers of that job. */
+static bool trains_in(struct test_client *client, const char *name)
+{
+        struct ipc_report request = { .report = NEBULA_REPORT_STATUS };
+        json_t *told = ask(client, IPC_REPORT, &request, sizeof request) ? NULL : json_loadb(client->frame.payload, client->frame.header.size, 0, NULL), *job;
+        bool result = !told;
+        size_t i;
+
+        json_array_foreach(json_object_get(told, "jobs"), i, job)
+                if (!strcmp(json_string_value(json_object_get(job, "job")), name))
+                        result = json_integer_value(json_object_get(job, "trainer_count")) > 0;
+        json_decref(told);
+        return result;
+}
+
 static bool enter_job(struct test_client *client, const char *job, uint64_t nonce)
 {
         client_init(client, &place, nonce);
@@ -1286,6 +1327,26 @@ static int count_members(const char *job)
         return count;
 }
 
+static _Atomic int64_t passed_ns; /* of the agent's clock, without anybody waiting for it */
+
+static int64_t now_after_that(void)
+{
+        return os_linux.now_ns() + passed_ns;
+}
+
+static struct agent *start_with_a_clock(void)
+{
+        static struct os_table table;
+
+        if (!table.now_ns) {
+                table = os_linux;
+                table.now_ns = now_after_that;
+        }
+        passed_ns = 0;
+        os = &table;
+        return start();
+}
+
 /* Another job comes and goes, so that the agent always has something to do. */
 static void a_job_without_trainers_is_forgotten_when_its_memory_is_empty(void)
 {
@@ -1294,9 +1355,9 @@ static void a_job_without_trainers_is_forgotten_when_its_memory_is_empty(void)
         struct agent *agent;
         char path[256], tag[32];
 
-        setenv("NEBULA_AGENT_LINGER", "1", 1);
+        setenv("NEBULA_AGENT_LINGER", "600", 1);
         place_init(&place);
-        agent = start();
+        agent = start_with_a_clock();
         unsetenv("NEBULA_AGENT_LINGER");
         REQUIRE(agent && enter_job(&other, "long", 110) && enter_job(&client, "looked", 112));
         CHECK(!save_whole(&client, "global_step1", 2, NULL) && !flush(&client, "", 10000));
@@ -1306,20 +1367,26 @@ static void a_job_without_trainers_is_forgotten_when_its_memory_is_empty(void)
         client_done(&client);
         REQUIRE(enter_job(&client, "copied", 114));
         CHECK(!save_whole(&client, "global_step1", 1, NULL) && !flush(&client, "", 10000));
-        for (int i = 0; i < 100 && count_members("copied") != 1; i++)
+        for (int i = 0; i < 1000 && count_members("copied") != 1; i++)
                 usleep(100000);
         CHECK(count_members("copied") == 1);
         client_done(&client);
-        usleep(1500000);
-        CHECK(reports_job(&other, "short") && reports_job(&other, "copied")); /* the versions are in memory */
+        for (int i = 0; i < 6000 && (trains_in(&other, "short") || trains_in(&other, "copied")); i++)
+                usleep(10000);
+        passed_ns += INT64_C(900000000000);
+        CHECK(!save_whole(&other, "global_step9", 3, NULL) && !flush(&other, "", 10000));
+        CHECK(reports_job(&other, "short") && reports_job(&other, "copied")); /* for as long again as their versions are in memory */
         snprintf(path, sizeof path, "%s/looked", place.root);
         REQUIRE(!find(&other, path, "", &looked)); /* a client with a handle may load the version later */
         for (int i = 0; i < 4; i++) {
                 snprintf(tag, sizeof tag, "global_step%d", i);
                 CHECK(!save_whole(&other, tag, 3, NULL) && !flush(&other, "", 10000));
         }
-        for (int i = 0; i < 100 && (reports_job(&other, "short") || reports_job(&other, "copied")); i++)
+        for (int i = 0; i < 600 && (reports_job(&other, "short") || reports_job(&other, "copied")); i++) {
+                passed_ns += INT64_C(60000000000);
+                CHECK(!flush(&other, "", 10000));
                 usleep(100000);
+        }
         CHECK(!reports_job(&other, "copied") && !count_members("copied")); /* this node has left the nodes of that job */
         CHECK(!reports_job(&other, "short") && reports_job(&other, "long") && reports_job(&other, "looked"));
         CHECK(!load(&other, looked.version_id, "model.pt", 2, FILE_BYTES, NULL));
@@ -1332,6 +1399,7 @@ static void a_job_without_trainers_is_forgotten_when_its_memory_is_empty(void)
         client_done(&client);
         client_done(&other);
         agent_stop(agent, true);
+        os = &os_linux;
         place_done(&place);
 }
 

@@ -287,7 +287,7 @@ static void let_pass(int64_t seconds)
 /* Lets the longest back-off pass, several times if needed. Whether the version reaches the state. */
 static bool reaches(struct test_client *client, uint64_t version, enum nebula_state state)
 {
-        for (int i = 0; i < 600 && state_of(client, version) != (int)state; i++) {
+        for (int i = 0; i < 6000 && state_of(client, version) != (int)state; i++) {
                 if (i % 200 == 0)
                         let_pass(40);
                 before->sleep_ms(5);
@@ -300,7 +300,7 @@ static bool is_tried(void)
 {
         unsigned count = refused_count;
 
-        for (int i = 0; i < 600 && refused_count == count; i++) {
+        for (int i = 0; i < 6000 && refused_count == count; i++) {
                 if (i % 200 == 0)
                         let_pass(40);
                 before->sleep_ms(5);
@@ -615,7 +615,7 @@ static void a_spare_image_that_is_being_made_is_waited_for(void)
                 pages_are_made = false;
                 REQUIRE(agent && !client_connect(&first, &place) && !client_connect(&second, &place));
                 CHECK(!find(&second, "", "global_step1", &found) && !save_whole(&first, "global_step1", 1, NULL));
-                for (int i = 0; i < 1000 && !pages_are_made; i++)
+                for (int i = 0; i < 10000 && !pages_are_made; i++)
                         usleep(1000);
                 CHECK(pages_are_made);
                 CHECK(!(loads ? load(&second, found.version_id, "model.pt", 1, FILE_BYTES, NULL) :

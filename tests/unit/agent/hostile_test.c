@@ -155,7 +155,7 @@ static void thousands_of_connections_leave_room_again(void)
         CHECK(open > 1000);
         for (int i = 0; i < open; i++)
                 os->close(fds[i]);
-        for (int i = 0; i < 500 && kill(pid, 0) == 0; i++) { /* until the agent's threads have noticed */
+        for (int i = 0; i < 5000 && kill(pid, 0) == 0; i++) { /* until the agent's threads have noticed */
                 client_init(&client, &place, 7);
                 if (!client_connect(&client, &place))
                         break;
@@ -344,7 +344,7 @@ static void clients_that_ask_nothing_cost_no_threads(void)
                 clients[i].hello.world = 200;
                 REQUIRE(!client_connect(&clients[i], &place));
         }
-        for (int i = 0; i < 500 && thread_count() > 50; i++) /* the last ones to be greeted */
+        for (int i = 0; i < 5000 && thread_count() > 50; i++) /* the last ones to be greeted */
                 usleep(10000);
         CHECK(thread_count() > 0 && thread_count() <= 50);
         for (int i = 0; i < 200; i++)
@@ -422,7 +422,7 @@ static void without_its_memory_directory_an_agent_still_saves_and_loads(void)
 
         begin_agent();
         CHECK(serves(80, 1));
-        for (int i = 0; i < 100 && os_remove_tree(place.place.memory); i++)
+        for (int i = 0; i < 1000 && os_remove_tree(place.place.memory); i++)
                 ; /* the agent may be creating a file there at this moment */
         CHECK(access(place.place.memory, F_OK));
         client_init(&client, &place, 82);

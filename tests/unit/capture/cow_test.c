@@ -855,7 +855,7 @@ static void the_ends_of_parts_in_several_mappings_move_between_saves(void)
                 pattern_fill((void *)(uintptr_t)parts[i].data, parts[i].size, 1);
                 madvise((void *)(uintptr_t)parts[i].data, parts[i].size, MADV_HUGEPAGE);
         }
-        for (int i = 0; i < 40 && count_huge(memory, size) < 4; i++) {
+        for (int i = 0; i < 240 && count_huge(memory, size) < 4; i++) {
                 struct cow_capture *capture = start(image, parts, 2);
 
                 memset(memory + first, i, gap);
@@ -963,7 +963,7 @@ static void a_write_between_parts_begins_no_copying(void)
         os->sleep_ms(100);
         CHECK(cow_copied(capture) == 0);
         memory[0]++;
-        for (int i = 0; i < 2000 && cow_copied(capture) != UINT64_MAX; i++)
+        for (int i = 0; i < 20000 && cow_copied(capture) != UINT64_MAX; i++)
                 os->sleep_ms(5);
         CHECK(cow_copied(capture) == UINT64_MAX);
         memory[0]--;
@@ -1254,7 +1254,7 @@ static void writes_during_a_move_of_memory_are_not_lost(void)
                         countings[i] = (struct counting){ .memory = memory, .size = size, .offset = i * 2048 };
                         REQUIRE(pthread_create(&threads[i], NULL, count_on, &countings[i]) == 0);
                 }
-                for (int tries = 0; tries < 2000 && !is_anonymous(memory); tries++) {
+                for (int tries = 0; tries < 20000 && !is_anonymous(memory); tries++) {
                         os->sleep_ms(2);
                         cow_own(&part, 1);
                 }
@@ -1532,10 +1532,10 @@ static void as_with_little_memory(void)
         old_table = os_linux;
         old_table.memory_free = little_memory;
         os = &old_table;
-        for (int tries = 0; tries < 2000 && !cow_own(&part, 1); tries++)
+        for (int tries = 0; tries < 20000 && !cow_own(&part, 1); tries++)
                 os->sleep_ms(2);
         CHECK(is_anonymous(memory) && !is_anonymous(memory + 4 * MIB)); /* a quarter */
-        for (int tries = 0; tries < 2000 && !is_anonymous(memory + part.size - 1); tries++) {
+        for (int tries = 0; tries < 20000 && !is_anonymous(memory + part.size - 1); tries++) {
                 cow_own(&part, 1);
                 os->sleep_ms(2);
         }
@@ -1569,7 +1569,7 @@ static void as_where_moves_find_no_memory(void)
         old_table = os_linux;
         old_table.move = move_without_memory;
         os = &old_table;
-        for (int tries = 0; tries < 2000 && !is_anonymous(memory + part.size - 1); tries++) {
+        for (int tries = 0; tries < 20000 && !is_anonymous(memory + part.size - 1); tries++) {
                 cow_own(&part, 1);
                 os->sleep_ms(2);
         }
@@ -1861,7 +1861,7 @@ static void *write_a_byte(void *memory)
 
 static bool has_written_soon(void)
 {
-        for (int i = 0; i < 400 && !atomic_load(&has_written); i++)
+        for (int i = 0; i < 4000 && !atomic_load(&has_written); i++)
                 os_linux.sleep_ms(5);
         return atomic_load(&has_written);
 }

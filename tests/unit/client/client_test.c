@@ -1033,7 +1033,7 @@ static void a_session_that_a_release_closes_waits_for_the_other_copies(void)
         CHECK(ok(nebula_checkpoint_save_bytes_kept(checkpoint, "a", &range, 1, &keep, &error)));
         CHECK(ok(nebula_checkpoint_save_bytes_kept(checkpoint, "b", &range, 1, &keep, &error)));
         atomic_store(&filling.may_end, true);
-        for (int i = 0; i < 2000 && !atomic_load(&filling.is_closed); i++)
+        for (int i = 0; i < 20000 && !atomic_load(&filling.is_closed); i++)
                 usleep(5000);
         REQUIRE(atomic_load(&filling.is_closed));
         CHECK(fake_seen(IPC_CAPTURED) == 2 && filling.released_count == 2 && !filling.was_lost);
@@ -1447,7 +1447,7 @@ static void spare_unmapping(void *argument, void *image)
 
 static bool reaches(atomic_int *count, int least)
 {
-        for (int i = 0; i < 20000 && atomic_load(count) < least; i++)
+        for (int i = 0; i < 200000 && atomic_load(count) < least; i++)
                 os->sleep_ms(1);
         return atomic_load(count) == least;
 }
@@ -1520,7 +1520,7 @@ static int advise_until_awaited(void *data, uint64_t size, enum os_advice advice
         if (advice == OS_ADVISE_POPULATE_WRITE && !atomic_load(&page_calls)) {
                 page_thread = pthread_self();
                 atomic_fetch_add(&page_calls, 1);
-                for (int i = 0; i < 20000 && !is_awaited; i++) {
+                for (int i = 0; i < 200000 && !is_awaited; i++) {
                         os->sleep_ms(1);
                         lock_take(&session->spares.spares_lock);
                         is_awaited = session->spares.is_awaited;
@@ -1568,13 +1568,17 @@ static void an_image_that_is_made_ready_stays_mapped_while_another_file_is_saved
 static void an_agent_that_has_no_image_yet_is_asked_now_and_then(void)
 {
         struct nebula_range range = { NULL, 3 << 20 };
+        int64_t begun_ns;
 
         start_spares(0, true);
         fake.spares_follow = true;
         for (int i = 0; i < 3; i++)
                 CHECK(ok(nebula_session_prepare(session, 0, &range, 1, &error)));
+        begun_ns = os->now_ns();
         os->sleep_ms(300);
-        CHECK(fake_seen(IPC_SPARE) >= 2 && fake_seen(IPC_SPARE) < 30);
+        for (int i = 0; i < 6000 && fake_seen(IPC_SPARE) < 2; i++)
+                os->sleep_ms(10);
+        CHECK(fake_seen(IPC_SPARE) >= 2 && fake_seen(IPC_SPARE) < 30 + (os->now_ns() - begun_ns) / 10000000);
         fake.spares_follow = false;
         end();
 }
@@ -1683,11 +1687,11 @@ static int be_the_agent(void)
                 struct os_stat stat;
 
                 fake_start();
-                for (int i = 0; i < 1000 && os->stat(place.directory, false, &stat) == 0; i++)
+                for (int i = 0; i < 10000 && os->stat(place.directory, false, &stat) == 0; i++)
                         os->sleep_ms(10);
                 _exit(0);
         }
-        for (int i = 0; i < 1000; i++) {
+        for (int i = 0; i < 12000; i++) {
                 int fd = os->connect(place.socket);
 
                 if (fd >= 0)

@@ -58,7 +58,7 @@ static void unmap(char *data, int fd)
 
 static void wait_for(int count)
 {
-        for (int i = 0; i < 2000 && atomic_load(&calls) < count; i++)
+        for (int i = 0; i < 20000 && atomic_load(&calls) < count; i++)
                 os->sleep_ms(10);
 }
 

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -23,9 +24,13 @@ static void tell(char letter)
                 _exit(99);
 }
 
+static atomic_bool is_held; /* the work does not end before hold_no_more */
+
 static void *work(void *letter)
 {
         os->sleep_ms(WORK_MS);
+        while (atomic_load(&is_held))
+                os->sleep_ms(1);
         tell(*(const char *)letter);
         ending_done();
         return NULL;
@@ -38,6 +43,26 @@ static void begin(void)
         ending_begin();
         if (os_thread_start(NULL, work, &letter, false))
                 _exit(98);
+}
+
+static void begin_held(void)
+{
+        atomic_store(&is_held, true);
+        begin();
+}
+
+static void hold_no_more(void)
+{
+        atomic_store(&is_held, false);
+}
+
+/* The thread of the work gives signals back after its end. */
+static void await_default(int number)
+{
+        struct sigaction now;
+
+        while (!sigaction(number, NULL, &now) && now.sa_handler != SIG_DFL)
+                os->sleep_ms(1);
 }
 
 static void by_default(void)
@@ -88,7 +113,7 @@ static void run_quick_exit(void)
 
 static void run_exit_at_once(void)
 {
-        begin();
+        begin_held();
         _exit(5);
 }
 
@@ -96,8 +121,9 @@ static void run_wait(void)
 {
         bool is_early, is_done;
 
-        begin();
+        begin_held();
         is_early = ending_wait(1);
+        hold_no_more();
         is_done = ending_wait(60000);
         _exit(!is_early && is_done ? 0 : 1);
 }
@@ -117,19 +143,21 @@ static int number_to_send;
 
 static void run_signal(void)
 {
-        begin();
+        begin_held();
         kill(getpid(), number_to_send);
         tell('r'); /* runs on */
+        hold_no_more();
         for (;;)
                 os->sleep_ms(1000);
 }
 
 static void run_signal_twice(void)
 {
-        begin();
+        begin_held();
         kill(getpid(), SIGTERM);
         os->sleep_ms(WORK_MS / 4);
         kill(getpid(), SIGINT);
+        hold_no_more();
         for (;;)
                 os->sleep_ms(1000);
 }
@@ -154,7 +182,7 @@ static void run_signal_behind(void)
 {
         begin();
         ending_wait(60000);
-        os->sleep_ms(10);
+        await_default(SIGTERM);
         kill(getpid(), SIGTERM);
         tell('r');
 }
@@ -165,7 +193,7 @@ static void run_signal_of_child(void)
         int status;
         pid_t child;
 
-        begin();
+        begin_held();
         child = fork();
         if (child == 0) {
                 kill(getpid(), SIGTERM);
@@ -174,6 +202,7 @@ static void run_signal_of_child(void)
         }
         waitpid(child, &status, 0);
         tell(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM ? 'c' : 'n');
+        hold_no_more();
         exit(0);
 }
 #endif
@@ -200,17 +229,17 @@ static void run_handled(void)
 
         signal(SIGUSR1, handle);
         signal(SIGHUP, SIG_IGN);
-        begin();
+        begin_held();
         kill(getpid(), SIGUSR1);
         kill(getpid(), SIGHUP);
         signal(SIGTERM, handle); /* later than the handler of this library */
         kill(getpid(), SIGTERM);
+        hold_no_more();
         ending_wait(60000);
-        os->sleep_ms(10);
+        await_default(SIGINT);
         sigaction(SIGTERM, NULL, &now);
         tell(now.sa_handler == handle ? 's' : 'n');
-        sigaction(SIGINT, NULL, &now);
-        tell(now.sa_handler == SIG_DFL ? 'd' : 'n');
+        tell('d');
         _exit(0);
 }
 

@@ -693,7 +693,7 @@ static void a_process_is_alive_until_it_ends(void)
         REQUIRE(pipe && fgets(text, sizeof text, pipe) && sscanf(text, "%u", &pid) == 1);
         CHECK(os->alive(pid));
         /* No process has waited for it yet: it is a zombie. */
-        for (int i = 0; i < 200 && os->alive(pid); i++)
+        for (int i = 0; i < 2000 && os->alive(pid); i++)
                 os->sleep_ms(10);
         CHECK(!os->alive(pid));
         pclose(pipe);

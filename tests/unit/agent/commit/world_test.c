@@ -52,7 +52,7 @@ static const char *document_key(const char *tag, const char *name)
 /* Whether a document of the tag appears soon. */
 static bool document_comes(const char *tag, const char *name)
 {
-        for (int i = 0; i < 1000; i++) {
+        for (int i = 0; i < 6000; i++) {
                 if (storage_has(place.storage, document_key(tag, name)))
                         return true;
                 usleep(10000);
@@ -79,7 +79,7 @@ static bool captured_comes(const char *tag, uint32_t rank)
         char part[16];
 
         snprintf(part, sizeof part, "-%05u-", rank);
-        for (int i = 0; i < 1000; i++) {
+        for (int i = 0; i < 6000; i++) {
                 const char *key = find_document(tag, "captured-");
 
                 if (key && strstr(key, part))
@@ -215,7 +215,7 @@ static bool report_who_is_stopped(struct test_client *zero, const char *tag, pid
         kill(stopped, SIGSTOP);
         if (flush(zero, tag, 0) != NEBULA_TIMEOUT)
                 return false;
-        for (int i = 0; i < 1000 && !is_wanted(tag); i++)
+        for (int i = 0; i < 10000 && !is_wanted(tag); i++)
                 usleep(10000);
         return is_wanted(tag);
 }
@@ -285,7 +285,7 @@ static bool take_record(const char *tag)
         size_t size;
 
         snprintf(prefix, sizeof prefix, "%s/.nebula/", tag);
-        for (int i = 0; i < 1000 && !storage_count(place.storage, prefix, ".record-00000.json", key); i++)
+        for (int i = 0; i < 10000 && !storage_count(place.storage, prefix, ".record-00000.json", key); i++)
                 usleep(10000);
         text = storage_read(place.storage, key, &size);
         if (!text || record_parse(text, size, &record, NULL))
@@ -438,7 +438,7 @@ static void a_version_of_which_another_node_never_captured_its_share_is_waited_f
         REQUIRE(enter(&one, &other, 1, 0));
         CHECK(save_share(&one, "t", NEBULA_FILES_ALL_RANKS, 2) && !flush(&one, "t", AT_MOST_MS));
         CHECK(document_comes("t", "manifest-1.json"));
-        for (int i = 0; i < 1000 && state_of(&zero, version) != NEBULA_STATE_DURABLE; i++)
+        for (int i = 0; i < 10000 && state_of(&zero, version) != NEBULA_STATE_DURABLE; i++)
                 usleep(10000);
         CHECK(!wait_for(&zero, version, NEBULA_STATE_DURABLE, AT_MOST_MS) && !flush(&zero, "t", AT_MOST_MS));
         client_done(&zero);
@@ -639,7 +639,7 @@ static void leave_claim(const char *tag, char ret_name[WRITING_MAX + 32])
 
 static bool captured_goes(const char *tag)
 {
-        for (int i = 0; i < 2000 && find_document(tag, "captured-"); i++)
+        for (int i = 0; i < 20000 && find_document(tag, "captured-"); i++)
                 usleep(10000);
         return !find_document(tag, "captured-");
 }

@@ -165,7 +165,7 @@ static void *tell(void *argument)
 
 static bool await(const atomic_bool *flag)
 {
-        for (int i = 0; i < 5000 && !atomic_load(flag); i++)
+        for (int i = 0; i < 50000 && !atomic_load(flag); i++)
                 os->sleep_ms(1);
         return atomic_load(flag);
 }

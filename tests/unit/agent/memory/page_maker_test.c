@@ -178,7 +178,7 @@ static void an_image_that_serves_no_more_is_left_alone(void)
         int64_t join_at_ns = 0;
 
         REQUIRE(begin(advise_meanwhile));
-        image->pause_ns = INT64_C(200000000);
+        image->pause_ns = INT64_C(3600000000000);
         image->taken_ns = os->now_ns();
         CHECK(join(&join_at_ns) && joined_count == 2);
         image->taken_ns -= image->pause_ns;

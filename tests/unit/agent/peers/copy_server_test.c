@@ -347,7 +347,7 @@ static void a_peer_that_asks_for_nothing_more_holds_no_memory(void)
         server->hold_ns = 1;
         REQUIRE(!copy_server_open(server, &own, &error) && !copy_server_add_key(server, &key, &error) && !peer_open(&own, &key, &hello, &peer, &error));
         CHECK(fetch_first(peer, version->id));
-        for (int i = 0; i < 20000 && users_of(&bench, image) > users; i++)
+        for (int i = 0; i < 200000 && users_of(&bench, image) > users; i++)
                 os->sleep_ms(1);
         CHECK(users_of(&bench, image) == users);
         CHECK(fetch_first(peer, version->id)); /* it goes on where it was */

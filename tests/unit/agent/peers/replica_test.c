@@ -117,7 +117,7 @@ static void every_member_is_asked_however_many_before_it_are_gone(void)
         table.tcp_connect = connect_in_vain;
         os = &table;
         REQUIRE(!replica_start(&bench.catalogue, &bench.error));
-        for (int tries = 0; tries < 500 && !all_asked(); tries++) {
+        for (int tries = 0; tries < 5000 && !all_asked(); tries++) {
                 ahead_ns += INT64_C(6000000000); /* the pause after a failure has passed */
                 catalogue_lock(&bench.catalogue);
                 pthread_cond_broadcast(&bench.catalogue.copy);
@@ -174,7 +174,7 @@ static bool has_record(const char *node)
 
 static bool record_comes(const char *node)
 {
-        for (int i = 0; i < 5000 && !has_record(node); i++)
+        for (int i = 0; i < 50000 && !has_record(node); i++)
                 usleep(1000);
         return has_record(node);
 }
@@ -204,7 +204,7 @@ static void an_old_record_is_removed_if_its_agent_does_not_answer_and_a_live_age
         catalogue_lock(&bench.catalogue);
         catalogue_signal(&bench.catalogue);
         catalogue_unlock(&bench.catalogue);
-        for (int i = 0; i < 5000 && has_record("old"); i++)
+        for (int i = 0; i < 50000 && has_record("old"); i++)
                 usleep(1000);
         CHECK(has_record("young") && !has_record("old"));
 
@@ -265,7 +265,7 @@ static void a_thread_that_a_file_system_holds_is_known_not_to_have_ended(void)
         os = &table;
         CHECK(ended(&bench)); /* the thread was never started */
         REQUIRE(!replica_start(&bench.catalogue, &bench.error));
-        for (int i = 0; i < 5000 && !is_held; i++)
+        for (int i = 0; i < 50000 && !is_held; i++)
                 usleep(1000);
         catalogue_lock(&bench.catalogue);
         bench.catalogue.stopping = true;
@@ -274,7 +274,7 @@ static void a_thread_that_a_file_system_holds_is_known_not_to_have_ended(void)
         usleep(20000);
         CHECK(is_held && !ended(&bench));
         hangs = false;
-        for (int i = 0; i < 5000 && !ended(&bench); i++)
+        for (int i = 0; i < 50000 && !ended(&bench); i++)
                 usleep(1000);
         CHECK(ended(&bench));
         replica_stop(&bench.catalogue);
@@ -341,7 +341,7 @@ static void a_version_that_fails_while_it_is_sent_keeps_its_memory_until_it_was(
         sender = &bench;
         catalogue_signal(&bench.catalogue);
         catalogue_unlock(&bench.catalogue);
-        for (int i = 0; i < 5000 && !server; i++) {
+        for (int i = 0; i < 50000 && !server; i++) {
                 usleep(1000);
                 catalogue_lock(&bench.catalogue);
                 server = version->copies->nonces[0];

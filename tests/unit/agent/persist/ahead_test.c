@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 
 #include "agent/agent_client.h"
 #include "image/image.h"
@@ -62,6 +63,35 @@ static int moody_allocate(int fd, uint64_t offset, uint64_t size)
         return os_linux.allocate(fd, offset, size);
 }
 
+/* The agent gives up on a copy that stops for a second, and this process may stand still for longer. So the agent's clock is slow, but in
+ * tests of that second. */
+static pthread_mutex_t clock_lock = PTHREAD_MUTEX_INITIALIZER;
+static int64_t clock_since_ns, clock_shown_ns, clock_slowness = 1;
+
+static int64_t shown_ns(void)
+{
+        return clock_shown_ns + (os_linux.now_ns() - clock_since_ns) / clock_slowness;
+}
+
+static int64_t slow_now_ns(void)
+{
+        int64_t now;
+
+        pthread_mutex_lock(&clock_lock);
+        now = shown_ns();
+        pthread_mutex_unlock(&clock_lock);
+        return now;
+}
+
+static void set_clock(int64_t slowness)
+{
+        pthread_mutex_lock(&clock_lock);
+        clock_shown_ns = shown_ns();
+        clock_since_ns = os_linux.now_ns();
+        clock_slowness = slowness;
+        pthread_mutex_unlock(&clock_lock);
+}
+
 static bool set_up(uint64_t nonce, uint32_t world)
 {
         static struct os_table table;
@@ -71,7 +101,9 @@ static bool set_up(uint64_t nonce, uint32_t world)
                 table = os_linux;
                 table.opendir_below = moody_opendir;
                 table.allocate = moody_allocate;
+                table.now_ns = slow_now_ns;
         }
+        set_clock(100);
         os = &table;
         place_init(&place);
         agent = NULL;
@@ -288,6 +320,7 @@ static void an_abandoned_copy_leaves_nothing_in_storage(void)
 
         REQUIRE(copy_some(&client, "global_step2", 1, &copying));
         CHECK(!copied(&client, &copying, PART, false) && await_written(&copying, "global_step2"));
+        set_clock(1);
         client_done(&client); /* as if the trainer was killed */
         client.hello.pid = 0;
         for (int i = 0; i < TRIES && inode_of("", "global_step2", path); i++)
@@ -304,6 +337,7 @@ static void a_trainer_that_stands_still_holds_up_no_other_version(void)
 
         REQUIRE(set_up(33, 1) && copy_some(&client, "global_step1", 1, &copying));
         CHECK(!copied(&client, &copying, PART, false) && await_written(&copying, "global_step1"));
+        set_clock(1);
         CHECK(!save_whole(&client, "global_step2", 2, &other));
         CHECK(!wait_for(&client, other, NEBULA_STATE_DURABLE, 20000));
         CHECK(state_of(&client, copying.version) == NEBULA_STATE_CAPTURING);
@@ -397,6 +431,7 @@ static void a_version_that_failed_before_its_turn_is_not_written(void)
         NEEDS_FILES("system calls are held up");
         mood = STORAGE_FAILS;
         REQUIRE(set_up(39, 1));
+        set_clock(1);
         for (int i = 0; i < TRIES && !moody_count; i++)
                 usleep(10000);
         mood = STORAGE_HANGS;
@@ -493,6 +528,7 @@ static void others_wait_for_no_trainer_that_copies_slowly(void)
 
         REQUIRE(set_up(41, 1) && copy_some(&client, "global_step1", 1, &copying));
         CHECK(!copied(&client, &copying, PART, false) && await_written(&copying, "global_step1"));
+        set_clock(1);
         CHECK(!save_whole(&client, "global_step2", 2, &other));
         while (i < TRIES && copy_slowly(&copying, TRIES + i) && state_of(&client, other) != NEBULA_STATE_DURABLE)
                 i++;
@@ -519,6 +555,7 @@ static void a_full_disk_is_not_waited_for_a_trainer(void)
 
         NEEDS_FILES("system calls are held up");
         REQUIRE(set_up(42, 1) && copy_some(&client, "global_step1", 1, &copying));
+        set_clock(1);
         mood = STORAGE_IS_FULL;
         CHECK(!copied(&client, &copying, PART, false));
         while (i < TRIES && copy_slowly(&copying, i) && !(moody_count && !persists(&client)))
@@ -555,6 +592,7 @@ static void an_ending_agent_begins_no_more_writes_ahead(void)
 
         NEEDS_FILES("system calls are held up");
         REQUIRE(set_up(43, 1) && hold_up_storage(&client, &first) && open_all(44, 1, 0, &stopper));
+        set_clock(1);
         REQUIRE(copy_some(&client, "global_step2", 1, &second));
         REQUIRE(!ipc_send(stopper.fd, IPC_STOP, NEBULA_OK, &stop, sizeof stop, -1, &stopper.error));
         while (i < 20 && copy_slowly(&second, i))
@@ -580,6 +618,7 @@ static void a_complete_version_is_written_before_an_incomplete_one(void)
 
         NEEDS_FILES("system calls are held up");
         REQUIRE(set_up(45, 1));
+        set_clock(1);
         client_init(&other, &place, 46);
         strcpy(other.hello.job, "other");
         REQUIRE(!client_connect(&other, &place) && hold_up_storage(&other, &first));

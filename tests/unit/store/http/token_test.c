@@ -85,7 +85,7 @@ static void start(struct getter *getter, struct object_token *token, uint64_t re
 
 static void wait_until_asked(unsigned count)
 {
-        for (int i = 0; i < 5000 && atomic_load(&service.asked) < count; i++)
+        for (int i = 0; i < 50000 && atomic_load(&service.asked) < count; i++)
                 os->sleep_ms(1);
 }
 
@@ -146,7 +146,7 @@ static void others_use_the_old_token_while_a_new_one_is_fetched(void)
         start(&renewing, token, 0);
         wait_until_asked(2);
         start(&other, token, 0);
-        for (int i = 0; i < 1000 && !atomic_load(&other.is_over); i++)
+        for (int i = 0; i < 10000 && !atomic_load(&other.is_over); i++)
                 os->sleep_ms(1);
         CHECK(atomic_load(&other.is_over) && !atomic_load(&renewing.is_over));
         atomic_store(&service.held, false);
@@ -167,7 +167,7 @@ static void a_waiting_thread_gives_up_at_the_deadline(void)
         start(&fetching, token, 0);
         wait_until_asked(1);
         start(&waiting, token, 0);
-        for (int i = 0; i < 2000 && !atomic_load(&waiting.is_over); i++)
+        for (int i = 0; i < 20000 && !atomic_load(&waiting.is_over); i++)
                 os->sleep_ms(1);
         CHECK(atomic_load(&waiting.is_over));
         atomic_store(&service.held, false);
