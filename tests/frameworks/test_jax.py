@@ -419,6 +419,44 @@ def test_processes_on_two_nodes_begin_with_the_newest_that_both_can_load(jax, no
                 process.wait()
 
 
+ENDS = """
+    import time
+    jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, int(sys.argv[3]))
+    nj.init(sys.argv[1], 0, on_error="raise")
+    manager = nj.Manager(sys.argv[1], save_every_steps=1_000_000)
+    for step in range(1, 1_000_000):
+        if manager.should_save(step):
+            manager.save(step, {"state": {"w": jnp.full(2, step)}})
+            break
+        if step == 20:
+            say("runs")
+        time.sleep(0.001)
+    manager.wait()
+    say(step, manager.latest_step())
+    manager.close()
+    jax.distributed.shutdown()
+"""
+
+
+# fault (Deaths): One process of a JAX job gets SIGTERM, from a scheduler that takes its machine.
+# result: All processes save the same step, and it is complete.
+def test_a_process_of_jax_that_is_told_to_end_makes_all_processes_save_the_same_step(jax, node):
+    with held_port() as held:
+        port = held.getsockname()[1]
+        held.close()
+        both = [jax(ENDS, port, number, check=False) for number in (0, 1)]
+        try:
+            assert [process.stdout.readline() for process in both] == ["runs\n"] * 2, [process.communicate() for process in both if process.kill() is None]
+            both[1].terminate()
+            said = [process.communicate(timeout=120) for process in both]
+            steps = {line for out, _ in said for line in out.split("\n") if line}
+            assert len(steps) == 1 and len(set(steps.pop().split())) == 1, said
+        finally:
+            for process in both:
+                process.kill()
+                process.wait()
+
+
 MISFITS = {
     "{'w': jnp.zeros((2, 3))}": "['w'] has the shape (4,), and the template (2, 3)",
     "{'w': jnp.zeros(4, jnp.int32)}": "['w'] is float32, and the template int32: cast=True converts",
