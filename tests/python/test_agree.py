@@ -239,6 +239,9 @@ RANK = """
                 answer = "saved"
             elif command[0] == "init":
                 answer = nm.init(command[1])
+            elif command[0] == "own":
+                found = nm.get_latest_checkpoint(sys.argv[2])
+                answer = [found.tag, nm.get_latest_checkpoint_path(f"r{rank}")]
             elif command[0] == "steps":
                 manager = nm.Manager(sys.argv[2])
                 answer = [manager.latest_step(), manager.all_steps(), manager.restore({}, manager.latest_step()).step]
@@ -372,7 +375,7 @@ def test_a_search_after_a_save_that_another_rank_never_makes_names_that_rank(pla
 
 
 # fault (Deaths): A job on several nodes has resumed, begins its first save, and asks for a version of an earlier run, which one node alone has.
-# result: It still gets the version that its ranks have agreed on, until the first one of its own is complete.
+# result: It still gets the version that its ranks have agreed on, until the first one of its own is complete, also if it names the path.
 def test_a_rank_that_saves_gets_no_version_that_the_ranks_have_not_agreed_on(place, monkeypatch):
     first = Ranks(place, "none", "one", monkeypatch)
     assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
@@ -385,6 +388,7 @@ def test_a_rank_that_saves_gets_no_version_that_the_ranks_have_not_agreed_on(pla
     assert second.ask("latest", only=0) == ["global_step1"]
     assert second.ask("tag", "global_step2", only=0) == [None]
     assert second.ask("tag", "global_step1", only=0) == ["global_step1"]
+    assert second.ask("own", only=0) == [["global_step1", str(place.storage / "global_step1" / "r0")]]  # the path, named
     assert second.ask("close", "global_step3", only=1) == ["closed"]
     assert second.ask("latest") == ["global_step3"] * 2
     second.kill()

@@ -78,8 +78,14 @@ class Agreement:
         """Lets this rank's agent answer from now on. Its searches wait for news of the versions that this rank has closed."""
         self._saving = True
 
+    def _place(self, path: str | None) -> str | None:
+        """Returns None for the session's own path: a program may name it or not, and asks the same question."""
+        own = self._engine.settings().persist_path
+        return None if path is None or (own and config.without_scheme(path) == config.without_scheme(own)) else path
+
     def only(self, path: str | None, versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns those that all ranks can load, as far as they have agreed: what this rank did not have then is of its own run."""
+        path = self._place(path)
         with self._lock:
             if path not in self._pinned:
                 return versions
@@ -89,7 +95,7 @@ class Agreement:
     def agreed(self, path: str | None) -> list[dict[str, Any]] | None:
         """Returns the versions that all ranks have agreed on, newest first. None: they have not been asked."""
         with self._lock:
-            return self._pinned.get(path)
+            return self._pinned.get(self._place(path))
 
     def moved(self) -> None:
         """Forgets the agreement after a change of path or job."""
@@ -111,6 +117,7 @@ class Agreement:
 
     def passed_over(self, path: str | None, chosen: dict[str, Any]) -> list[tuple[str, str]]:
         """Returns (tag, reason) of versions that may be newer than the chosen one, as far as this rank knows."""
+        path = self._place(path)
         with self._lock:
             result = list(self._passed.get(path, []))
             own = self._own.get(path, [])
@@ -120,6 +127,7 @@ class Agreement:
 
     def answer(self, path: str | None) -> list[dict[str, Any]]:
         """Returns the versions that all ranks can load, newest first; all ranks get the same list. It stays."""
+        path = self._place(path)
         with self._lock:
             looks = 0
             while path not in self._pinned:
