@@ -394,6 +394,23 @@ def test_a_rank_that_saves_gets_no_version_that_the_ranks_have_not_agreed_on(pla
     second.kill()
 
 
+# fault (Deaths): A job without a process group starts again with the same run's name, as torchrun gives it, and one node has lost its memory.
+# result: No rank takes the inventory of the earlier start for one of this start: all ranks load the version that all still have.
+def test_an_earlier_start_of_the_same_name_answers_for_no_rank(place, monkeypatch):
+    first = Ranks(place, "none", "one", monkeypatch)
+    assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
+    assert first.ask("save", "global_step2", "committed") == ["saved"] * 2
+    assert first.ask("latest") == ["global_step2"] * 2
+    place.kill_all(*first.processes)
+    shutil.rmtree(place.memory / "node1")
+    second = Ranks(place, "none", "one", monkeypatch)
+    second.send(second.processes[0], "latest")
+    assert not select.select([second.processes[0].stdout], [], [], 2)[0], "an answer before rank 1 has asked"
+    assert second.ask("latest", only=1) == ["global_step1"] and json.loads(second.processes[0].stdout.readline()) == "global_step1"
+    assert len(list((place.storage / ".nebula").glob("inventory-*-0.0.1-0000?-*"))) == 2, "confirmations of the earlier start are removed"
+    second.kill()
+
+
 # fault (Deaths): The memory of one of two nodes is lost, and a program asks a Manager for its newest step, and restores that step.
 # result: Before the first save, the steps are those that all ranks can load, so each rank restores the same one.
 def test_the_steps_of_a_manager_are_those_that_all_ranks_can_load(place, monkeypatch):
