@@ -284,6 +284,49 @@ assert seen == [False, True, True, False], seen
     subprocess.run([interpreter("deepspeed-0.19.6"), "-c", code], check=True, timeout=240)
 
 
+LATEST_OF_RANK_0 = """
+import os, sys, types
+import torch.distributed as dist
+import nebulaml as nm
+import nebulaml.deepspeed
+from nebulaml._session import engine as default
+rank = os.environ["RANK"]
+dist.init_process_group("gloo")
+nm.init(sys.argv[1], 0, 2, on_error="raise")
+for tag in ("global_step1", "global_step2"):
+    checkpoint = default.session().begin(tag, -2)  # no save of this session: it is the same process that resumes here
+    checkpoint.save_bytes(f"r{rank}", b"x")
+    checkpoint.commit()
+    checkpoint.wait("durable", 60000)
+folder = f"save{rank}"
+os.mkdir(folder)
+if rank == "0":
+    with open(f"{folder}/latest", "w") as latest:
+        latest.write("global_step1")
+engine = types.SimpleNamespace(
+    checkpoint_engine=nebulaml.deepspeed.NebulaDeepSpeedEngine(), load_universal_checkpoint=lambda: False, seq_dp_world_size=2
+)
+print(nebulaml.deepspeed._wrap_load(lambda self, load_dir, tag: tag)(engine, folder))
+"""
+
+
+def test_all_ranks_load_what_latest_of_rank_0_names_though_other_nodes_have_no_such_file(node):
+    with held_port() as held:
+        shared = {
+            **node.environment, "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.getsockname()[1]),
+        }  # fmt: skip
+        command = [interpreter("deepspeed-0.19.6"), "-c", LATEST_OF_RANK_0, str(node.persist)]
+        ranks = [
+            subprocess.Popen(
+                command, env={**shared, "RANK": rank, "NEBULA_NODE_ID": f"n{rank}", "NEBULA_MEMORY_DIR": str(node.base / f"memory{rank}")},
+                cwd=node.base, stdout=subprocess.PIPE, text=True,
+            )
+            for rank in "01"
+        ]  # fmt: skip
+        assert [rank.communicate(timeout=240)[0].split()[-1] for rank in ranks] == ["global_step1"] * 2
+
+
 def test_a_checkpoint_that_memory_alone_will_have_is_warned_of_once(node):
     text = """
 import logging, os, types, torch

@@ -240,6 +240,9 @@ RANK = """
                 answer = "saved"
             elif command[0] == "init":
                 answer = nm.init(command[1])
+            elif command[0] == "own":
+                found = nm.get_latest_checkpoint(sys.argv[2])
+                answer = [found.tag, nm.get_latest_checkpoint_path(f"r{rank}")]
             elif command[0] == "steps":
                 manager = nm.Manager(sys.argv[2])
                 answer = [manager.latest_step(), manager.all_steps(), manager.restore({}, manager.latest_step()).step]
@@ -379,7 +382,7 @@ def test_a_search_after_a_save_that_another_rank_never_makes_names_that_rank(pla
 
 
 # fault (Deaths): A job on several nodes has resumed, begins its first save, and asks for a version of an earlier run, which one node alone has.
-# result: It still gets the version that its ranks have agreed on, until the first one of its own is complete.
+# result: It still gets the version that its ranks have agreed on, until the first one of its own is complete, also if it names the path.
 def test_a_rank_that_saves_gets_no_version_that_the_ranks_have_not_agreed_on(place, monkeypatch):
     first = Ranks(place, "none", "one", monkeypatch)
     assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
@@ -392,8 +395,26 @@ def test_a_rank_that_saves_gets_no_version_that_the_ranks_have_not_agreed_on(pla
     assert second.ask("latest", only=0) == ["global_step1"]
     assert second.ask("tag", "global_step2", only=0) == [None]
     assert second.ask("tag", "global_step1", only=0) == ["global_step1"]
+    assert second.ask("own", only=0) == [["global_step1", str(place.storage / "global_step1" / "r0")]]  # the path, named
     assert second.ask("close", "global_step3", only=1) == ["closed"]
     assert second.ask("latest") == ["global_step3"] * 2
+    second.kill()
+
+
+# fault (Deaths): A job without a process group starts again with the same run's name, as torchrun gives it, and one node has lost its memory.
+# result: No rank takes the inventory of the earlier start for one of this start: all ranks load the version that all still have.
+def test_an_earlier_start_of_the_same_name_answers_for_no_rank(place, monkeypatch):
+    first = Ranks(place, "none", "one", monkeypatch)
+    assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
+    assert first.ask("save", "global_step2", "committed") == ["saved"] * 2
+    assert first.ask("latest") == ["global_step2"] * 2
+    place.kill_all(*first.processes)
+    shutil.rmtree(place.memory / "node1")
+    second = Ranks(place, "none", "one", monkeypatch)
+    second.send(second.processes[0], "latest")
+    assert not select.select([second.processes[0].stdout], [], [], 2)[0], "an answer before rank 1 has asked"
+    assert second.ask("latest", only=1) == ["global_step1"] and json.loads(second.processes[0].stdout.readline()) == "global_step1"
+    assert len(list((place.storage / ".nebula").glob("inventory-*-0.0.1-0000?-*"))) == 2, "confirmations of the earlier start are removed"
     second.kill()
 
 

@@ -1079,6 +1079,26 @@ def tried(call):
 """
 
 
+def test_after_a_restore_of_an_earlier_step_no_rank_takes_the_answer_that_a_step_had_before(place, monkeypatch):
+    outputs = run_ranks(
+        place, monkeypatch, """
+        with nm.Manager(sys.argv[1], save_every_s=3600) as manager:
+            manager._due.is_due_by_time = lambda step, is_durable: is_due
+            is_due = True
+            manager.save(1, {"own": {"step": 1}}, force=True)
+            answers = [manager.should_save(2)]
+            manager.wait(1)
+            manager.restore({"own": {"step": 0}}, 1)
+            is_due = False
+            dist.barrier()
+            if rank == 0:
+                time.sleep(1)  # rank 1 asks first
+            say(*answers, manager.should_save(2), manager.should_save(3))
+        """
+    )  # fmt: skip
+    assert outputs == [["True False False"]] * 2
+
+
 @pytest.mark.parametrize("how", ["\"metrics\": {\"loss\": \"x\"}", "\"metadata\": {\"x\": b\"y\"}", "\"items\": {\"a.b\": 1}", "\"items\": {}"])
 def test_a_rank_whose_arguments_are_refused_is_news_for_every_rank_too(place, monkeypatch, how):
     outputs = run_ranks(

@@ -59,6 +59,7 @@ class Agreement:
         self.number = 0  # of the session, part of its questions; 0: the session of the package's functions
         self._moves = 0  # changes of path or job, the same on all ranks: after one, a question is another question
         self._saving = False
+        self._token = ""  # of this process, in its documents
 
     def join(self) -> None:
         """Numbers this session: all ranks make it, and it is not the session of the package's functions."""
@@ -78,8 +79,14 @@ class Agreement:
         """Lets this rank's agent answer from now on. Its searches wait for news of the versions that this rank has closed."""
         self._saving = True
 
+    def _place(self, path: str | None) -> str | None:
+        """Returns None for the session's own path: a program may name it or not, and asks the same question."""
+        own = self._engine.settings().persist_path
+        return None if path is None or (own and config.without_scheme(path) == config.without_scheme(own)) else path
+
     def only(self, path: str | None, versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns those that all ranks can load, as far as they have agreed: what this rank did not have then is of its own run."""
+        path = self._place(path)
         with self._lock:
             if path not in self._pinned:
                 return versions
@@ -89,7 +96,7 @@ class Agreement:
     def agreed(self, path: str | None) -> list[dict[str, Any]] | None:
         """Returns the versions that all ranks have agreed on, newest first. None: they have not been asked."""
         with self._lock:
-            return self._pinned.get(path)
+            return self._pinned.get(self._place(path))
 
     def moved(self) -> None:
         """Forgets the agreement after a change of path or job."""
@@ -107,10 +114,11 @@ class Agreement:
 
     def after_fork(self) -> None:
         """Renews the lock in a forked child, where no other thread holds it."""
-        self._lock = threading.RLock()
+        self._lock, self._token = threading.RLock(), ""
 
     def passed_over(self, path: str | None, chosen: dict[str, Any]) -> list[tuple[str, str]]:
         """Returns (tag, reason) of versions that may be newer than the chosen one, as far as this rank knows."""
+        path = self._place(path)
         with self._lock:
             result = list(self._passed.get(path, []))
             own = self._own.get(path, [])
@@ -120,6 +128,7 @@ class Agreement:
 
     def answer(self, path: str | None) -> list[dict[str, Any]]:
         """Returns the versions that all ranks can load, newest first; all ranks get the same list. It stays."""
+        path = self._place(path)
         with self._lock:
             looks = 0
             while path not in self._pinned:
@@ -158,7 +167,8 @@ class Agreement:
             raise NebulaConfigError(
                 f"the ranks can agree through {config.shown(root)} only with a process group: call this after {_GROUP}"
             )
-        return _through_documents(self._engine, root, os.path.join(folder, ".nebula"), turn, Inventory.of(own))
+        self._token = self._token or os.urandom(8).hex()
+        return _through_documents(self._engine, root, os.path.join(folder, ".nebula"), turn, Inventory.of(own), self._token)
 
 
 def _key(version: dict[str, Any]) -> tuple[Any, ...]:
@@ -405,8 +415,14 @@ def _read_document(path: str) -> dict[str, Any] | None:
         return None
 
 
-def _through_documents(engine: Engine, root: str, folder: str, turn: str, own: Inventory) -> tuple[list[dict[str, Any]], str]:
-    """Asks through documents in storage: one of each rank, and one for each list of stored versions. Each rank finds the answer itself."""
+def _through_documents(
+    engine: Engine, root: str, folder: str, turn: str, own: Inventory, token: str
+) -> tuple[list[dict[str, Any]], str]:
+    """Asks through documents in storage: one of each rank, and one for each list of stored versions. Each rank finds the answer itself.
+
+    A job that starts again may have the same run's name, and finds the documents of the earlier start. So each rank also confirms the tokens
+    that it has read. `token`: of this rank's question, which no earlier start has had.
+    """
     place, job = engine.place(), engine.settings().job
     run = engine.settings().run or ranks.run(place)
     if not run:
@@ -417,44 +433,68 @@ def _through_documents(engine: Engine, root: str, folder: str, turn: str, own: I
     of_job, of_run = (_digest(text.encode())[:12] for text in (job, run))
     digest, _ = _packed(own.stored.values())
 
-    def rank_path(rank: int) -> str:
-        return os.path.join(folder, f"inventory-{of_job}-{of_run}-{turn}-{rank:05d}.json")
+    def rank_path(rank: int, confirmed: str = "") -> str:
+        return os.path.join(folder, f"inventory-{of_job}-{of_run}-{turn}-{rank:05d}{confirmed and '-'}{confirmed}.json")
 
     def stored_path(digest: str) -> str:
         return os.path.join(folder, f"inventory-{of_job}-{of_run}-{digest}.json")
 
+    def write(path: str, document: dict[str, Any]) -> None:
+        try:
+            _write_document(path, place.rank, document)
+        except OSError as failure:
+            raise NebulaError(f"cannot agree on a checkpoint through {folder}: {failure}") from failure
+
     head = {"nebula": "inventory", "version": "1.0", "run": run}
     try:
         os.makedirs(folder, exist_ok=True)
-        # of earlier runs: those of this rank, and on rank 0 the lists of stored versions
-        left = rf"inventory-{of_job}-(?!{of_run})[0-9a-f]{{12}}-([0-9.]+-{place.rank:05d}{'|[0-9a-f]{32}' if place.rank == 0 else ''})\.json"
+        # of earlier runs: those of this rank, and on rank 0 the lists of stored versions; and this rank's confirmations of this question
+        of_rank = rf"{place.rank:05d}(-[0-9a-f]{{12}})?"
+        of_others = rf"(?!{of_run})[0-9a-f]{{12}}-([0-9.]+-{of_rank}{'|[0-9a-f]{32}' if place.rank == 0 else ''})"
+        left = rf"inventory-{of_job}-({of_others}|{of_run}-{re.escape(turn)}-{place.rank:05d}-[0-9a-f]{{12}})\.json"
         for name in os.listdir(folder):
             if re.fullmatch(left, name):
                 os.unlink(os.path.join(folder, name))
-        if _read_document(stored_path(digest)) is None:
-            _write_document(stored_path(digest), place.rank, {**head, "versions": list(own.stored.values())})
-        _write_document(rank_path(place.rank), place.rank, {**head, "stored": digest, "versions": list(own.held.values())})
     except OSError as failure:
         raise NebulaError(f"cannot agree on a checkpoint through {folder}: {failure}") from failure
-    found, stored = {place.rank: own}, {digest: own.stored}
+    if _read_document(stored_path(digest)) is None:
+        write(stored_path(digest), {**head, "versions": list(own.stored.values())})
+    write(rank_path(place.rank), {**head, "token": token, "stored": digest, "versions": list(own.held.values())})
+    found, stored, tokens = {place.rank: own}, {digest: own.stored}, {place.rank: token}
+    confirmed, confirming = "", set(range(place.world))  # of the tokens that this rank has read; the ranks that have not confirmed them
 
-    def read(rank: int) -> bool:
+    def read(rank: int) -> None:
         sent = _read_document(rank_path(rank))
-        if sent is None:
-            return False
+        if sent is None or sent.get("token") == tokens.get(rank, ""):
+            return
         if sent["stored"] not in stored:
             listed = _read_document(stored_path(sent["stored"]))
             if listed is None:
-                return False
+                return
             stored[sent["stored"]] = {_key(version): version for version in listed["versions"]}
-        found[rank] = Inventory.sent(stored[sent["stored"]], sent["versions"])
-        return True
+        found[rank], tokens[rank] = Inventory.sent(stored[sent["stored"]], sent["versions"]), sent.get("token", "")
 
     def read_all() -> list[Inventory] | None:
+        nonlocal confirmed, confirming
         for rank in range(place.world):
-            if rank not in found and not read(rank):
+            if rank not in found:
+                read(rank)
+            if rank not in found:
                 return None
-        return [found[rank] for rank in range(place.world)]
+        now = _digest(" ".join(tokens[rank] for rank in range(place.world)).encode())[:12]
+        if now != confirmed:
+            write(rank_path(place.rank, now), head)
+            if confirmed:
+                with contextlib.suppress(OSError):
+                    os.unlink(rank_path(place.rank, confirmed))
+            confirmed, confirming = now, set(range(place.world)) - {place.rank}
+        confirming = {rank for rank in confirming if _read_document(rank_path(rank, confirmed)) is None}
+        for rank in confirming:
+            read(rank)  # the one that was read may be of an earlier start
+        return None if confirming else [found[rank] for rank in range(place.world)]
 
-    inventories = _until(read_all, lambda: [rank for rank in range(place.world) if rank not in found], place)
+    def awaited() -> list[int]:
+        return [rank for rank in range(place.world) if rank not in found] or sorted(confirming)
+
+    inventories = _until(read_all, awaited, place)
     return choose(inventories), refusal(inventories, root)

@@ -185,6 +185,7 @@ class Notices:
         self._cloud = cloud
         self._watch: _CloudWatch | None = None
         self._is_evicted = False  # the first notice is the cloud's
+        self._returns = 0  # to earlier steps, the same on all ranks: a step that comes again is another question
         workers.protect()
 
     def listen(self) -> None:
@@ -231,6 +232,10 @@ class Notices:
         """Records that a version was saved."""
         self._is_answered = self.is_here
 
+    def goes_back(self) -> None:
+        """The program goes back to an earlier step, on all ranks."""
+        self._returns += 1
+
     def agree(self, step: int, asks_clock: bool, is_due: Callable[[], bool]) -> bool:
         """Returns True if a save is due now by a notice or, if asked, by rank 0's clock. All ranks get the same answer."""
         place = self._engine.place()
@@ -265,11 +270,12 @@ class Notices:
 
     def _through(self, shared: Any, place: ranks.Place, step: int, mine: bool) -> bool:
         prefix = f"nebula/due/{self._engine.agreement.number}"
+        asked = f"{prefix}/{self._returns}"
         if place.rank != 0:
             if mine:
                 shared.set(f"{prefix}/notice", "1")
             try:
-                answer = shared.get(f"{prefix}/{step}").decode()
+                answer = shared.get(f"{asked}/{step}").decode()
             except Exception as failure:
                 raise NebulaUnavailable(
                     f"rank {place.rank} asks should_save({step}), and rank 0 has not answered: each rank asks at each step ({failure})"
@@ -277,9 +283,9 @@ class Notices:
         else:
             noticed = shared.check([f"{prefix}/notice"]) and not self._is_answered
             answer = "notice" if noticed or (self._has_come and not self._is_answered) else "1" if mine else "0"
-            shared.set(f"{prefix}/{step}", answer)
+            shared.set(f"{asked}/{step}", answer)
             if step >= KEPT_STEPS:
-                shared.delete_key(f"{prefix}/{step - KEPT_STEPS}")
+                shared.delete_key(f"{asked}/{step - KEPT_STEPS}")
         self.is_here |= answer == "notice"
         return answer != "0"
 

@@ -234,7 +234,7 @@ def _wrap_load(original: Any) -> Any:
                 path, state = load_checkpoint(self, directory, tag, *args, **kwargs)
             return path and path.replace(directory, config.shown(str(load_dir)).rstrip("/")), state
         engine.forget()
-        wanted = tag if tag is not None else _read_latest(load_dir)
+        wanted = tag if tag is not None else _of_rank_0(_read_latest(load_dir))
         found = engine.resolve(wanted) if wanted is not None else None
         if found is None and tag is None:
             found = engine.resolve(None)
@@ -271,6 +271,14 @@ def _read_latest(load_dir: str) -> str | None:
             return latest.read().strip() or None
     except OSError:
         return None
+
+
+def _of_rank_0(value: str | None) -> str | None:
+    """Returns rank 0's value on all ranks: DeepSpeed writes `latest` on that rank alone, perhaps into a directory of its node."""
+    box = [value]
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        torch.distributed.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 def _stand_in(load_dir: str, checkpoint: Any, persist_path: str | None) -> None:

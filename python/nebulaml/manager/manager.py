@@ -390,6 +390,8 @@ class Manager:
         """The program trains the steps after this one again, and its versions of them are new ones."""
         if step is not None:
             self._saved = collections.deque((saved for saved in list(self._saved) if saved <= step), self._saved.maxlen)
+            if self._decided is not None and self._decided[0] >= step:
+                self._notices.goes_back()
             self._decided = None
 
     def _newest(self) -> Checkpoint | None:
