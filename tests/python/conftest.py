@@ -52,7 +52,8 @@ class Place:
 
     def close(self) -> None:
         for pid in self.agents():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself meanwhile
+                os.kill(pid, signal.SIGKILL)
         if self._held is not None:
             self._held.close()
         shutil.rmtree(self.memory, ignore_errors=True)
