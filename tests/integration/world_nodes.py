@@ -127,11 +127,12 @@ class World:
         return processes.agents(lambda variables: any(one == prefix + node if node is not None else one.startswith(prefix) for one in variables))
 
     def kill_agents(self, node: str | None = None, wait: bool = True) -> None:
-        for pid in self.agents(node):
+        pids = self.agents(node)
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if wait:
-            until(lambda: not self.agents(node), what="the agent's end")
+            until(lambda: not set(pids) & set(self.agents(node)), what="the agent's end")  # a rank may have started the next one already
 
     def lose_memory(self, node: str) -> None:
         """Simulates a reboot of that node."""
