@@ -135,9 +135,11 @@ class World:
             until(lambda: not set(pids) & set(self.agents(node)), what="the agent's end")  # a rank may have started the next one already
 
     def lose_memory(self, node: str) -> None:
-        """Simulates a reboot of that node."""
-        self.kill_agents(node)
+        """Simulates a reboot of that node. The agent stops first: a rank that starts the next one at once leaves it no memory to adopt."""
+        for pid in self.agents(node):
+            processes.stop(pid)
         shutil.rmtree(self.memory / f"node-{node}", ignore_errors=True)
+        self.kill_agents(node)
 
     def manifest(self, tag: str) -> dict[str, object] | None:
         """Returns the version that storage has under a tag."""

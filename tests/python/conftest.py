@@ -79,6 +79,13 @@ class Place:
         if wait:
             until(lambda: not set(pids) & set(self.agents()), 60, "the end of the agent")  # a successor may be there already
 
+    def lose_memory(self) -> None:
+        """The agent dies, and memory with it. The agent stops first: if a thread of this process starts the next one at once, that finds nothing to adopt."""
+        for pid in self.agents():
+            stop(pid)
+        shutil.rmtree(self.memory)
+        self.kill_agent()
+
     def kill_all(self, *trainers: subprocess.Popen[str] | fork_server.Trainer) -> None:
         """Kills trainers and agents. The agents stop first: so they persist nothing that the trainers leave, and no trainer starts another one."""
         for pid in self.agents():
