@@ -30,6 +30,6 @@ class Node:
     def forget(self) -> None:
         """The agent dies, and its memory with it."""
         if self.place.agents():
-            self.place.kill_agent()
+            self.place.lose_memory()
         for path in self.place.memory.glob("*"):
             path.unlink()

@@ -127,16 +127,19 @@ class World:
         return processes.agents(lambda variables: any(one == prefix + node if node is not None else one.startswith(prefix) for one in variables))
 
     def kill_agents(self, node: str | None = None, wait: bool = True) -> None:
-        for pid in self.agents(node):
+        pids = self.agents(node)
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if wait:
-            until(lambda: not self.agents(node), what="the agent's end")
+            until(lambda: not set(pids) & set(self.agents(node)), what="the agent's end")  # a rank may have started the next one already
 
     def lose_memory(self, node: str) -> None:
-        """Simulates a reboot of that node."""
-        self.kill_agents(node)
+        """Simulates a reboot of that node. The agent stops first: a rank that starts the next one at once leaves it no memory to adopt."""
+        for pid in self.agents(node):
+            processes.stop(pid)
         shutil.rmtree(self.memory / f"node-{node}", ignore_errors=True)
+        self.kill_agents(node)
 
     def manifest(self, tag: str) -> dict[str, object] | None:
         """Returns the version that storage has under a tag."""

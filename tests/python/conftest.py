@@ -52,7 +52,8 @@ class Place:
 
     def close(self) -> None:
         for pid in self.agents():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself meanwhile
+                os.kill(pid, signal.SIGKILL)
         if self._held is not None:
             self._held.close()
         shutil.rmtree(self.memory, ignore_errors=True)
@@ -77,6 +78,13 @@ class Place:
             os.kill(pid, signal.SIGKILL)
         if wait:
             until(lambda: not set(pids) & set(self.agents()), 60, "the end of the agent")  # a successor may be there already
+
+    def lose_memory(self) -> None:
+        """The agent dies, and memory with it. The agent stops first: if a thread of this process starts the next one at once, that finds nothing to adopt."""
+        for pid in self.agents():
+            stop(pid)
+        shutil.rmtree(self.memory)
+        self.kill_agent()
 
     def kill_all(self, *trainers: subprocess.Popen[str] | fork_server.Trainer) -> None:
         """Kills trainers and agents. The agents stop first: so they persist nothing that the trainers leave, and no trainer starts another one."""

@@ -10,7 +10,6 @@ import logging
 import os
 import pathlib
 import pydoc
-import shutil
 import signal
 import sys
 import threading
@@ -471,8 +470,7 @@ def test_other_tags_are_ordered_by_their_commits_and_not_by_their_numbers(nm, pl
     save("global_step500", 500)
     save("loss0.30", 30).wait("durable", 60)
     assert nm.get_latest_checkpoint().tag == "loss0.30"
-    place.kill_agent()
-    shutil.rmtree(place.memory)
+    place.lose_memory()
     assert nm.get_latest_checkpoint().tag == "loss0.30"  # of what storage holds
 
 
@@ -481,8 +479,7 @@ def test_a_handle_of_a_writing_that_was_lost_does_not_take_an_earlier_one_for_it
     save("last", 1).wait("durable", 60)
     lost = save("last", 2)
     lost.wait("committed", 60)
-    place.kill_agent()
-    shutil.rmtree(place.memory)
+    place.lose_memory()
     with pytest.raises(NebulaError, match="neither memory nor storage has it any more"):
         lost.wait("durable", 60)
     assert nebulaml.get_checkpoint("last").load("m.pt")["w"][0] == 1

@@ -35,8 +35,7 @@ def holds(checkpoint, step, files=1):
 def forget_memory(place):
     """Ends the agent and removes the memory tier, as a reboot does."""
     nebulaml._shutdown()
-    place.kill_agent()
-    shutil.rmtree(place.memory)
+    place.lose_memory()
 
 
 @pytest.fixture

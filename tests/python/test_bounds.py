@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -240,8 +239,7 @@ def test_retention_in_storage_spares_multiples_the_newest_and_what_is_being_load
         checkpoint.wait("durable", 60)
     until(lambda: sorted(nebulaml.list_checkpoints()) == ["global_step4", "global_step7"])
     nebulaml._shutdown()
-    place.kill_agent()
-    shutil.rmtree(place.memory)
+    place.lose_memory()
     nebulaml.init(str(place.storage), 0, 1, keep_last=1)
     assert nebulaml.get_latest_checkpoint().tag == "global_step7"
     old = nebulaml.get_checkpoint("global_step4")

@@ -112,9 +112,7 @@ def test_a_checkpoint_in_storage_is_exported_with_memory_for_a_slice(place, tmp_
         """,
         place.storage,
     )
-    place.kill_agent()
-    for image in place.memory.glob("*"):
-        image.unlink()
+    place.lose_memory()
     output = place.run(
         """
         from nebulaml import export
@@ -300,9 +298,7 @@ def test_a_version_that_is_not_complete_is_refused_also_by_its_directory(nm, pla
         checkpoint.save("model.pt", state_of())
     checkpoint.wait("durable", 60)
     export_hf(place.storage / "global_step1", tmp_path / "whole")
-    place.kill_agent()
-    for image in place.memory.glob("*"):
-        image.unlink()
+    place.lose_memory()
     (place.storage / "global_step1" / ".nebula" / "manifest-1.json").unlink()
     with pytest.raises(NebulaNotFound, match="there is no complete checkpoint 'global_step1'"):
         export_hf(place.storage / "global_step1", tmp_path / "half")

@@ -49,9 +49,7 @@ def restored(manager, step: int | None = None) -> tuple[int, float] | None:
 
 def lose(place, path: Path) -> None:
     """Loses a storage path, and what the memory of this machine has."""
-    place.kill_all()
-    for image in place.memory.iterdir():
-        shutil.rmtree(image) if image.is_dir() else image.unlink()
+    place.lose_memory()
     shutil.rmtree(path, ignore_errors=True)
 
 

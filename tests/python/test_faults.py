@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -62,8 +61,7 @@ def test_storage_that_cannot_be_written_stops_nothing_and_is_named(place, caplog
 def forget_memory(place):
     """Ends the agent and removes the memory tier, as a reboot does."""
     nebulaml._shutdown()
-    place.kill_agent()
-    shutil.rmtree(place.memory)
+    place.lose_memory()
 
 
 def test_a_flipped_byte_in_storage_is_found_and_named(nm, place):

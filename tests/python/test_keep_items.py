@@ -31,9 +31,7 @@ def test_older_versions_keep_their_weights_alone(place):
         save(manager, range(1, 6))
         until(lambda: optimizers(place) == [4, 5], 60, "two optimizers stay")
         assert manager.all_steps() == [1, 2, 3, 4, 5] and manager.latest_step() == 5
-    place.kill_agent()
-    for image in place.memory.glob("*.img"):
-        image.unlink()
+    place.lose_memory()
     with nm.Manager(place.storage, keep_items={"optimizer": 2}) as manager:
         into = {"model": {"w": torch.zeros(1000)}}
         for step in range(1, 6):

@@ -66,9 +66,7 @@ def job(place):
 
 
 def forget_memory(place):
-    place.kill_agent()
-    for path in place.memory.glob("*"):
-        path.unlink()
+    place.lose_memory()
 
 
 # fault (Storage): A job goes back to an older step and saves on.

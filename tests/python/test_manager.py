@@ -719,9 +719,7 @@ def test_a_resume_keeps_no_file(manager):
 def forget_memory(place):
     """Leaves the versions in storage only."""
     nm._shutdown()
-    place.kill_agent()
-    for file in place.memory.iterdir():
-        file.unlink()
+    place.lose_memory()
 
 
 @pytest.mark.parametrize("odd", [0, Path("/x")], ids=["plain", "with an odd object"])

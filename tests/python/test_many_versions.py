@@ -146,6 +146,7 @@ def assert_nothing_grew(before: dict[str, float], after: dict[str, float]) -> No
     assert after["memory_mib"] <= 1.34 * before["memory_mib"]  # at most one more version's images than before
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["tensors", pytest.param("bytes", marks=pytest.mark.nightly)])
 def test_many_versions_in_memory_leak_nothing_and_commit_quickly(place, monkeypatch, kind):
     job = Job(place, monkeypatch, None, kind, 0, 0)

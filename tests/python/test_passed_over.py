@@ -24,9 +24,7 @@ nm.flush_persistence()
         place.storage,
         *steps,
     )
-    place.kill_agent()
-    for path in place.memory.glob("*"):
-        path.unlink()
+    place.lose_memory()
 
 
 def warnings(caplog):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import nebulaml as nm
@@ -85,8 +84,7 @@ def test_a_resume_from_storage_has_the_memory_of_the_first_save_made_before_it(p
 
     def resumed(least, floats):
         step, before, taken = map(int, place.run(RESUMES, place.storage, least, floats).split())
-        place.kill_agent()
-        shutil.rmtree(place.memory)
+        place.lose_memory()
         return step, before, taken
 
     size = 4 * FLOATS

@@ -55,8 +55,7 @@ def test_a_published_file_that_is_overwritten_in_place_leaves_the_durable_versio
     assert value_at(place.storage / "global_step1" / "checkpoint") == 1
     done = subprocess.run([locate.agent_path() or "nebula", "verify", "--path", place.storage], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    place.kill_agent()
-    shutil.rmtree(place.memory)
+    place.lose_memory()
     assert nm.get_latest_checkpoint().load("checkpoint")["w"][0] == 1
 
 
@@ -286,9 +285,7 @@ def test_a_directory_of_an_earlier_agent_takes_its_version_along(nm, place, out)
         checkpoint, _ = whole(nm, out, f"checkpoint-{step}", step)
         checkpoint.commit()
         checkpoint.wait("durable")
-    place.kill_agent()
-    for path in place.memory.iterdir():
-        path.unlink()
+    place.lose_memory()
     nm.unpublish(out / "checkpoint-1")
     nm.flush_persistence()
     until(lambda: not (place.storage / "checkpoint-1").exists())

@@ -66,9 +66,7 @@ def test_two_ranks_that_load_the_same_file_read_the_disk_once(how, memory, place
         checkpoint.save("state.pt", {"weights": weights})
     checkpoint.wait("durable", timeout=60)
     nm._shutdown()
-    place.kill_agent()
-    for image in place.memory.rglob("*.*"):
-        image.unlink()
+    place.lose_memory()
     evict(place.storage)
     for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "NEBULA_MEMORY_BUFFER_SIZE": memory}.items():
         monkeypatch.setenv(name, value)

@@ -472,9 +472,7 @@ def test_a_damaged_delta_gives_no_wrong_weights_and_the_next_whole_publication_i
             shutil.rmtree(second.parent)
         else:
             second.write_bytes(bytes(reversed(second.read_bytes())))
-        place.kill_agent()
-        for image in place.memory.glob("*.img"):
-            image.unlink()
+        place.lose_memory()
         assert follower.prepare(1) is None and same(first.tensors(), weights())
         for step in (3, 4):
             train(state, step)

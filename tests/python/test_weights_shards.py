@@ -509,9 +509,7 @@ def test_what_was_staged_of_a_publication_that_was_lost_is_not_shown_as_another_
     wait, waits = nm.Checkpoint.wait, []
 
     def replace() -> None:
-        place.kill_agent()
-        for image in place.memory.glob("*.img"):
-            image.unlink()
+        place.lose_memory()
         lost.clear()
         planted(place, 2, value=8)
 
