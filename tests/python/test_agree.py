@@ -431,6 +431,20 @@ def test_the_steps_of_a_manager_are_those_that_all_ranks_can_load(place, monkeyp
     second.kill()
 
 
+# fault (Deaths): A launcher passes a version over after whose load a job failed, and it is the only one that all ranks have.
+# result: All ranks load it. One rank's other version, of which the others have never heard, changes nothing.
+def test_a_version_that_is_passed_over_is_loaded_if_no_other_one_is_there_for_all_ranks(place, monkeypatch):
+    first = Ranks(place, "none", "one", monkeypatch)
+    assert first.ask("save", "global_step2", "durable") == ["saved"] * 2
+    assert first.ask("save", "global_step1", "committed") == ["saved"] * 2
+    place.kill_all(*first.processes)
+    shutil.rmtree(place.memory / "node0")
+    monkeypatch.setenv("NEBULA_PASSED_OVER", "global_step2")
+    second = Ranks(place, "none", "two", monkeypatch)
+    assert second.ask("latest") == ["global_step2"] * 2
+    second.kill()
+
+
 # fault (Storage): A path has many versions, on one node or on several.
 # result: Every search, rule and list counts all of them. Ranks send the list of the versions in storage once.
 @pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])

@@ -124,7 +124,8 @@ class Agreement:
             own = self._own.get(path, [])
         keys = [_key(version) for version in own]
         newer = own[: keys.index(_key(chosen))] if _key(chosen) in keys else []
-        return result + [(version["tag"], "not every rank can load it") for version in newer]
+        poison = worker.passed_over()
+        return result + [(one["tag"], POISON if one["tag"] in poison else "not every rank can load it") for one in newer]
 
     def answer(self, path: str | None) -> list[dict[str, Any]]:
         """Returns the versions that all ranks can load, newest first; all ranks get the same list. It stays."""
@@ -144,7 +145,7 @@ class Agreement:
                 del self._sent[path]
                 looks += 1
                 if not refused:
-                    self._pinned[path] = [by_key[_key(version)] for version in versions]
+                    self._pinned[path] = _without_poison([by_key[_key(version)] for version in versions])
                 elif looks == _LOOKS:
                     raise NebulaStorageError(refused)
                 else:
@@ -194,7 +195,7 @@ def inventory(engine: Engine, path: str | None) -> list[dict[str, Any]]:
     unread = next((reason for tag, reason in passed if tag == UNSEEN), None)
     if unread is not None:
         raise NebulaStorageError(unread)
-    return found
+    return _without_poison(found)
 
 
 def of_all_ranks(engine: Engine, path: str | None) -> list[dict[str, Any]]:
@@ -230,10 +231,15 @@ def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[
     if not whole and (report["problems"] or report["passed"]):  # "none" would make the job start from nothing
         raise NebulaCorrupt("no checkpoint can be loaded: " + "; ".join(report["problems"] + [one["reason"] for one in report["passed"]]))
     unread = [(UNSEEN, report["unread"])] if report["unread"] else []
+    return in_order(whole), unread + [(one["tag"], one["reason"]) for one in report["passed"]]
+
+
+def _without_poison(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leaves out those that the launcher does not want to be loaded, unless there is no other one: a job never begins from nothing because of
+    that. It takes what all ranks have, for which they all come to the same.
+    """
     poison = worker.passed_over()
-    left = [version for version in whole if version["tag"] not in poison] or whole  # never from nothing because of that
-    poisoned = [(version["tag"], POISON) for version in whole if version not in left]
-    return in_order(left), unread + [(one["tag"], one["reason"]) for one in report["passed"]] + poisoned
+    return [version for version in versions if version["tag"] not in poison] or versions
 
 
 def _is_in_storage(version: dict[str, Any]) -> bool:
