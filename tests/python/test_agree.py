@@ -445,6 +445,29 @@ def test_a_version_that_is_passed_over_is_loaded_if_no_other_one_is_there_for_al
     second.kill()
 
 
+# fault (Storage): One rank cannot tell which versions it could load, for example because storage is damaged and its node has no memory of any.
+# result: All ranks raise after three looks, and name that rank and its reason. No rank waits for it as for one that never asks.
+@pytest.mark.parametrize("group", ["none", "gloo"])
+def test_a_rank_that_cannot_look_ends_the_question_of_all_with_its_reason(place, group, monkeypatch):
+    first = Ranks(place, group, "one", monkeypatch)
+    assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
+    place.kill_all(*first.processes)
+    shutil.rmtree(place.memory / "node1")
+    for manifest in (place.storage / "global_step1" / ".nebula").glob("manifest-*"):
+        manifest.write_bytes(manifest.read_bytes().replace(b"global", b"gl0bal"))
+    second = Ranks(place, group, "two", monkeypatch, timeout="200")
+    said = second.ask("latest")
+    assert said[1].startswith("NebulaCorrupt: no checkpoint can be loaded"), said
+    assert said[0].startswith("NebulaStorageError: rank 1 cannot say what it can load: no checkpoint can be loaded"), said
+    place.kill_all(*second.processes)
+    shutil.rmtree(place.memory / "node0")
+    third = Ranks(place, group, "three", monkeypatch, timeout="200")
+    for question in ("latest", "steps"):
+        said = third.ask(question)
+        assert all(one.startswith("NebulaCorrupt: no checkpoint can be loaded") for one in said), said
+    third.kill()
+
+
 # fault (Storage): A path has many versions, on one node or on several.
 # result: Every search, rule and list counts all of them. Ranks send the list of the versions in storage once.
 @pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])

@@ -54,6 +54,7 @@ class Agreement:
         # by storage path: (tag, reason) of stored versions that this rank cannot load
         self._passed: dict[str | None, list[tuple[str, str]]] = {}
         self._sent: dict[str | None, list[dict[str, Any]]] = {}  # the inventory that this rank has sent and that has no answer yet
+        self._failure: dict[str | None, NebulaError | None] = {}  # why this rank could not make it
         self._own: dict[str | None, list[dict[str, Any]]] = {}  # the inventory of the last answered question
         self._spent: dict[str | None, list[str]] = {}  # by storage path: keys in the store, of the last answered question
         self.number = 0  # of the session, part of its questions; 0: the session of the package's functions
@@ -136,28 +137,33 @@ class Agreement:
                 # after a timeout, a rank asks the same question again: the others may still answer it
                 turn = self._answered.get(path, 0) + 1
                 if path not in self._sent:
-                    self._sent[path], self._passed[path] = _look(self._engine, path)
-                own = self._own[path] = self._sent[path]
+                    self._failure[path] = None
+                    try:
+                        self._sent[path], self._passed[path] = _look(self._engine, path)
+                    except NebulaError as failure:  # the other ranks hear of it, and do not wait
+                        self._sent[path], self._passed[path], self._failure[path] = [], [], failure
+                own, failure = self._sent[path], self._failure[path]
+                self._own[path] = own
                 by_key = {_key(version): version for version in own}
                 # Take this rank's own numbers: without shared storage, the numbers of another node mean nothing to this node's agent.
-                versions, refused = self._ask(path, f"{self.number}.{self._moves}.{turn}", own)
+                versions, refused = self._ask(path, f"{self.number}.{self._moves}.{turn}", Inventory.of(own, str(failure or "")))
                 self._answered[path] = turn
                 del self._sent[path]
                 looks += 1
                 if not refused:
                     self._pinned[path] = _without_poison([by_key[_key(version)] for version in versions])
                 elif looks == _LOOKS:
-                    raise NebulaStorageError(refused)
+                    raise failure or NebulaStorageError(refused)
                 else:
                     time.sleep(_LOOK_S)
             return self._pinned[path]
 
-    def _ask(self, path: str | None, turn: str, own: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    def _ask(self, path: str | None, turn: str, own: Inventory) -> tuple[list[dict[str, Any]], str]:
         """Returns the agreed versions, newest first, and why the ranks may not begin from nothing; both the same on all ranks."""
         place, shared = self._engine.place(), ranks.store()
         root = path or self._engine.settings().persist_path
         if shared is not None:
-            return _through_store(shared, place, f"nebula/agree/{turn}/{path or ''}", root, Inventory.of(own), self._spent.setdefault(path, []))
+            return _through_store(shared, place, f"nebula/agree/{turn}/{path or ''}", root, own, self._spent.setdefault(path, []))
         if root is None:
             raise NebulaConfigError(
                 f"the {place.world} ranks live on several nodes and have neither a storage path nor a process group through "
@@ -169,7 +175,7 @@ class Agreement:
                 f"the ranks can agree through {config.shown(root)} only with a process group: call this after {_GROUP}"
             )
         self._token = self._token or os.urandom(8).hex()
-        return _through_documents(self._engine, root, os.path.join(folder, ".nebula"), turn, Inventory.of(own), self._token)
+        return _through_documents(self._engine, root, os.path.join(folder, ".nebula"), turn, own, self._token)
 
 
 def _key(version: dict[str, Any]) -> tuple[Any, ...]:
@@ -255,16 +261,18 @@ class Inventory(NamedTuple):
 
     stored: dict[tuple[Any, ...], dict[str, Any]]
     held: dict[tuple[Any, ...], dict[str, Any]]  # those of which only memory has all, or a share
+    failure: str = ""  # why the rank could not look
 
     @classmethod
-    def sent(cls, stored: dict[tuple[Any, ...], dict[str, Any]], held: Iterable[dict[str, Any]]) -> Inventory:
-        return cls(stored, {_key(version): version for version in held})
+    def sent(cls, stored: dict[tuple[Any, ...], dict[str, Any]], held: Iterable[dict[str, Any]], failure: str = "") -> Inventory:
+        return cls(stored, {_key(version): version for version in held}, failure)
 
     @classmethod
-    def of(cls, versions: list[dict[str, Any]]) -> Inventory:
+    def of(cls, versions: list[dict[str, Any]], failure: str = "") -> Inventory:
         return cls.sent(
             {_key(version): version for version in versions if _is_in_storage(version)},
             (version for version in versions if not _is_in_storage(version)),
+            failure,
         )
 
     def __contains__(self, key: object) -> bool:
@@ -289,7 +297,7 @@ def choose(inventories: list[Inventory]) -> list[dict[str, Any]]:
     common |= {
         key for key in {*first.stored, *first.held} - common if all(key in one for one in inventories) and _has_all_shares(key, inventories)
     }
-    return in_order([version for known in first for key, version in known.items() if key in common])
+    return in_order([version for known in (first.stored, first.held) for key, version in known.items() if key in common])
 
 
 def refusal(inventories: list[Inventory], path: str | None) -> str:
@@ -297,6 +305,9 @@ def refusal(inventories: list[Inventory], path: str | None) -> str:
 
     If no version is in all inventories, and storage has one for some ranks, the others see another directory, or an old listing.
     """
+    for rank, one in enumerate(inventories):
+        if one.failure:
+            return f"rank {rank} cannot say what it can load: {one.failure}"
     if choose(inventories):
         return ""
     for rank, one in enumerate(inventories):
@@ -371,13 +382,13 @@ def _through_store(
 
     if prefix not in _counted:
         send(digest, text)
-        shared.set(inventory_key(place.rank), json.dumps({"stored": digest, "held": list(own.held.values())}))
+        shared.set(inventory_key(place.rank), json.dumps({"stored": digest, "held": list(own.held.values()), "failure": own.failure}))
         is_last = shared.add(f"{prefix}/count", 1) >= place.world
         _counted.add(prefix)
         if is_last:
             sent = [json.loads(shared.get(inventory_key(rank))) for rank in range(place.world)]
             stored = {one: _unpacked(shared.get(stored_key(one))) for one in {each["stored"] for each in sent}}
-            inventories = [Inventory.sent(stored[each["stored"]], each["held"]) for each in sent]
+            inventories = [Inventory.sent(stored[each["stored"]], each["held"], each["failure"]) for each in sent]
             agreed = Inventory.of(choose(inventories))
             digest_of_all, text_of_all = _packed(agreed.stored.values())
             send(digest_of_all, text_of_all)
@@ -465,7 +476,7 @@ def _through_documents(
         raise NebulaError(f"cannot agree on a checkpoint through {folder}: {failure}") from failure
     if _read_document(stored_path(digest)) is None:
         write(stored_path(digest), {**head, "versions": list(own.stored.values())})
-    write(rank_path(place.rank), {**head, "token": token, "stored": digest, "versions": list(own.held.values())})
+    write(rank_path(place.rank), {**head, "token": token, "stored": digest, "versions": list(own.held.values()), "failure": own.failure})
     found, stored, tokens = {place.rank: own}, {digest: own.stored}, {place.rank: token}
     confirmed, confirming = "", set(range(place.world))  # of the tokens that this rank has read; the ranks that have not confirmed them
 
@@ -478,7 +489,7 @@ def _through_documents(
             if listed is None:
                 return
             stored[sent["stored"]] = {_key(version): version for version in listed["versions"]}
-        found[rank], tokens[rank] = Inventory.sent(stored[sent["stored"]], sent["versions"]), sent.get("token", "")
+        found[rank], tokens[rank] = Inventory.sent(stored[sent["stored"]], sent["versions"], sent.get("failure", "")), sent.get("token", "")
 
     def read_all() -> list[Inventory] | None:
         nonlocal confirmed, confirming

@@ -340,24 +340,28 @@ static json_t *passed_json(const struct passed *passed)
 #define CHECKED_FILES_MAX 4096 /* each file needs two requests to storage; for larger versions, only a load finds missing files */
 
 /* Leaves out versions that have lost files in storage, because ranks agree on a version that all of them can load. */
-static json_t *pass_over(struct store *store, const char *job, struct manifest_scan *scan)
+static enum nebula_status pass_over(struct store *store, const char *job, struct manifest_scan *scan, json_t **ret_passed, struct nebula_error *error)
 {
         struct passed passed = { 0 };
-        struct nebula_error failure;
-        struct manifest manifest = { 0 };
-        bool is_damaged = true;
-        int64_t index;
+        enum nebula_status status;
+        int64_t index = 0;
 
-        while (is_damaged && !manifest_scan_load_newest(store, scan, job, &manifest, &index, NULL)) {
-                is_damaged = manifest.file_count <= CHECKED_FILES_MAX && restore_check_files(store, &manifest, &failure) == NEBULA_CORRUPT;
-                scan->manifests[index].is_damaged = is_damaged;
-                if (is_damaged)
-                        passed_add(&passed, manifest.tag, failure.message);
+        do {
+                struct manifest manifest = { 0 };
+
+                status = manifest_scan_load_newest(store, scan, job, &manifest, &index, error);
+                if (!status && manifest.file_count <= CHECKED_FILES_MAX && restore_check_files(store, &manifest, error) == NEBULA_CORRUPT)
+                        status = NEBULA_CORRUPT;
                 manifest_done(&manifest);
-        }
-        if (!is_damaged)
+                if (status == NEBULA_CORRUPT) {
+                        passed_add(&passed, scan->manifests[index].tag, error->message);
+                        scan->manifests[index].is_damaged = true;
+                }
+        } while (status == NEBULA_CORRUPT);
+        if (!status)
                 passed_scan(&passed, store, scan, &scan->manifests[index]);
-        return passed_json(&passed);
+        *ret_passed = passed_json(&passed);
+        return status == NEBULA_NOT_FOUND ? NEBULA_OK : status;
 }
 
 /* Of the jobs whose trainers are connected, or that are not fine. */
@@ -422,14 +426,15 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
                 if (!status)
                         status = session && session->role == IPC_ROLE_TRAINER ? restore_scan(catalogue, store, &scan, &failure) :
                                                                                manifest_scan_index(store, &scan, &failure);
+                if (!status && session && session->role == IPC_ROLE_TRAINER && !passed &&
+                    (status = pass_over(store, session->job->name, &scan, &passed, &failure)))
+                        manifest_scan_done(&scan);
                 if (status && status != NEBULA_NOT_FOUND) {
                         json_array_append_new(problems, json_string(failure.message));
                         snprintf(unread, sizeof unread, "%s", failure.message);
                 }
-                if (!status && scan.broken_count)
+                if (!status && scan.broken_count) /* the search for the newest finds more of them */
                         json_array_append_new(problems, json_string(scan.broken));
-                if (!status && session && session->role == IPC_ROLE_TRAINER && !passed)
-                        passed = pass_over(store, session->job->name, &scan);
                 catalogue_lock(catalogue);
                 for (size_t j = 0; !status && j < scan.count; j++)
                         scan.manifests[j].is_damaged |= catalogue_doubts(catalogue, jobs[i]->persist_path, &scan.manifests[j]);
