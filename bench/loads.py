@@ -20,7 +20,7 @@ from typing import Any
 from . import environment, peers, report, run, workloads
 from .resuming import WIDTH
 
-LOADERS = ["nebula", "safetensors_file", "torch_save", "torch_save_mmap"]
+LOADERS = ["nebula", "nebula_lazy", "safetensors_file", "torch_save", "torch_save_mmap"]
 RESUMERS = {
     "nebula": "Nebula",
     "dcp": "DCP async_save (thread)",

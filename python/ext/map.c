@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/client.h"
 #include "image/image.h"
 #include "sum/sum.h"
 
@@ -151,6 +152,33 @@ static PyObject *map_read(PyObject *self, PyObject *list)
         Py_RETURN_NONE;
 }
 
+static PyObject *map_where_rest(PyObject *self, PyObject *unused)
+{
+        static const char *const names[] = { [MAP_REST_NONE] = "", [MAP_REST_CACHED] = "page cache", [MAP_REST_ELSEWHERE] = "elsewhere" };
+
+        (void)unused;
+        return PyUnicode_FromString(names[map_rest(((struct map *)self)->handle)]);
+}
+
+static PyObject *map_read_one(PyObject *self, PyObject *args)
+{
+        struct nebula_error error = { 0 };
+        unsigned long long offset, size, address;
+        enum nebula_status status;
+        struct nebula_part part;
+        unsigned int crc32;
+
+        if (!PyArg_ParseTuple(args, "KKKI", &offset, &size, &address, &crc32))
+                return NULL;
+        part = (struct nebula_part){ .offset = offset, .size = size, .data = (void *)(uintptr_t)address };
+        Py_BEGIN_ALLOW_THREADS
+        status = map_read_record(((struct map *)self)->handle, &part, crc32, &error);
+        Py_END_ALLOW_THREADS
+        if (status != NEBULA_OK)
+                return nebula_raise(&error);
+        Py_RETURN_NONE;
+}
+
 /* Headers lie all over the file, so they are read only if the places of the records do not follow from the directory. */
 static enum nebula_status read_places(const nebula_map *handle, struct zip_entry **ret_entries, size_t *ret_count, struct nebula_error *error)
 {
@@ -196,6 +224,32 @@ static PyObject *map_records(PyObject *self, PyObject *unused)
         return records;
 }
 
+static PyObject *map_sums(PyObject *self, PyObject *unused)
+{
+        const nebula_map *handle = ((const struct map *)self)->handle;
+        PyObject *sums = PyDict_New();
+        struct nebula_error error = { 0 };
+        struct zip_entry *entries = NULL;
+        size_t count;
+
+        (void)unused;
+        if (sums && read_places(handle, &entries, &count, &error) != NEBULA_OK) {
+                Py_DECREF(sums);
+                return nebula_raise(&error);
+        }
+        for (size_t i = 0; sums && i < count; i++) {
+                PyObject *offset = PyLong_FromUnsignedLongLong(entries[i].payload_offset);
+                PyObject *sum = PyLong_FromUnsignedLong(entries[i].crc32);
+
+                if (!offset || !sum || PyDict_SetItem(sums, offset, sum))
+                        Py_CLEAR(sums);
+                Py_XDECREF(offset);
+                Py_XDECREF(sum);
+        }
+        free(entries);
+        return sums;
+}
+
 /* The CRC-32 of a record that the agent has not summed: it does so when it writes the file to storage, which it may never do. */
 static void write_sum(uint8_t *data, const struct zip_entry *entry)
 {
@@ -233,6 +287,9 @@ static PyMethodDef map_methods[] = {
         { "own", map_own, METH_NOARGS, "own(): a thread copies the mapped pages ahead of the program's writes." },
         { "records", map_records, METH_NOARGS, "records(): {name: (offset, size)} of a zip file, in the order of the file; call fetch_headers() before." },
         { "read", map_read, METH_O, "read([(offset, size, address)]): reads bytes to their addresses; parts in the order of their offsets." },
+        { "read_record", map_read_one, METH_VARARGS, "read_record(offset, size, address, CRC-32): reads the bytes of a record." },
+        { "rest", map_where_rest, METH_NOARGS, "rest(): where bytes are that the map does not have yet: \"page cache\", \"elsewhere\", or \"\": nowhere." },
+        { "sums", map_sums, METH_NOARGS, "sums(): {offset: CRC-32} of the records of a zip file." },
         { "write_sums", map_write_sums, METH_NOARGS, "write_sums(): the CRC-32 of records that have none yet; all bytes must be there." },
         { NULL, NULL, 0, NULL },
 };

@@ -358,6 +358,7 @@ struct client_stored;
 /* Takes over `fd`, unless it returns NULL because an allocation failed. */
 struct client_stored *stored_new(int fd, const struct ipc_opened *opened);
 void stored_free(struct client_stored *stored);
+bool stored_is_direct(const struct client_stored *stored);
 /* Bytes that this process has read from stored files, those of running reads included. */
 uint64_t stored_read_bytes(void);
 /* Reads the chunks that contain these ranges into their places at `data`, which has room for the whole file, in
@@ -372,6 +373,9 @@ void stored_fill(const struct client_stored *stored, void *data, const void *fil
  * do not overlap. */
 bool stored_scatter(const struct client_stored *stored, const void *data, uint64_t size, const struct nebula_part *parts,
                     size_t count);
+/* Reads a record to part->data and compares its CRC-32. Spans go to the readers, so no reader has more than 1 MiB to do alone, and no byte
+ * beside the record is read. False also if the file is read directly, or the map has all bytes of the record: stored_scatter reads these. */
+bool stored_read_record(const struct client_stored *stored, const struct nebula_part *part, uint32_t crc32);
 
 /* partial.c. */
 struct client_partial;
@@ -381,6 +385,12 @@ void partial_free(struct client_partial *partial);
  * are not used. */
 enum nebula_status partial_fetch(struct client_partial *partial, nebula_checkpoint *checkpoint, const char *name, void *data,
                                 const struct nebula_part *parts, size_t count, struct nebula_error *error);
+
+/* map.c. nebula_map_read for one record, which no other call has fetched. */
+enum nebula_status map_read_record(nebula_map *map, const struct nebula_part *part, uint32_t crc32, struct nebula_error *error);
+/* Where the bytes are that a map does not have yet. CACHED: in a file that this process reads through the page cache. */
+enum map_rest { MAP_REST_NONE, MAP_REST_CACHED, MAP_REST_ELSEWHERE };
+enum map_rest map_rest(const nebula_map *map);
 
 /* map_own.c. NULL: a small mapping, or no thread could be started. */
 struct map_own;

@@ -240,13 +240,21 @@ enum nebula_status nebula_map_fetch_parts(nebula_map *map, const struct nebula_p
         return fetch_parts(map, parts, count, ret_error);
 }
 
+/* As fetch_parts, but of a stored file it puts no more than these bytes into the map: a chunk has a thousand pages. */
+static enum nebula_status fetch_bytes(struct nebula_map *map, uint64_t offset, uint64_t size, struct nebula_error *error)
+{
+        struct nebula_part part = { offset, size, (char *)map->data + offset };
+
+        return map->stored ? nebula_map_read(map, &part, 1, error) : fetch_parts(map, &part, 1, error);
+}
+
 static enum nebula_status fetch_directory(struct nebula_map *map, struct nebula_error *error)
 {
         uint64_t directory = 0, tail = map->size < ZIP_TAIL_BYTES ? map->size : ZIP_TAIL_BYTES;
-        enum nebula_status status = fetch_parts(map, &(struct nebula_part){ map->size - tail, tail, NULL }, 1, error);
+        enum nebula_status status = fetch_bytes(map, map->size - tail, tail, error);
 
         if (status == NEBULA_OK && zip_find_directory(map->data, map->size, &directory, NULL) == NEBULA_OK)
-                status = fetch_parts(map, &(struct nebula_part){ directory, map->size - directory, NULL }, 1, error);
+                status = fetch_bytes(map, directory, map->size - directory, error);
         return status;
 }
 
@@ -324,6 +332,20 @@ enum nebula_status nebula_map_read(nebula_map *map, const struct nebula_part *pa
         if (status == NEBULA_OK)
                 stored_scatter(NULL, map->data, map->size, parts, count); /* from memory, so it cannot fail */
         return status;
+}
+
+enum nebula_status map_read_record(nebula_map *map, const struct nebula_part *part, uint32_t crc32, struct nebula_error *error)
+{
+        if (lies_in(map, part->offset, part->size) && map->stored && stored_read_record(map->stored, part, crc32))
+                return NEBULA_OK;
+        return nebula_map_read(map, part, 1, error);
+}
+
+enum map_rest map_rest(const nebula_map *map)
+{
+        if (map->stored && !stored_is_direct(map->stored))
+                return MAP_REST_CACHED;
+        return map->stored || map->partial ? MAP_REST_ELSEWHERE : MAP_REST_NONE;
 }
 
 const void *nebula_map_data(const nebula_map *map)

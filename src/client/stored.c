@@ -17,6 +17,7 @@
 #define READERS_MAX 8u /* one request each: as many as a disk needs for full speed */
 #define PIECE_BYTES (256u << 10) /* stays in a processor's cache while it is read, summed and copied */
 #define FILLED_MIN (1u << 20)
+#define SPAN_BYTES (1u << 20) /* of a record, for one reader at a time */
 #define STRAIGHT_MIN (64u << 10) /* of one part; a read takes as long as a copy of fewer bytes */
 
 static atomic_ullong read_bytes;
@@ -60,6 +61,11 @@ void stored_free(struct client_stored *stored)
         free(stored->crc64);
         free(stored->present);
         free(stored);
+}
+
+bool stored_is_direct(const struct client_stored *stored)
+{
+        return stored->is_direct;
 }
 
 static uint64_t chunk_size(const struct client_stored *stored, uint64_t index)
@@ -274,6 +280,7 @@ struct scatter {
         const struct nebula_part *parts; /* sorted by offset */
         size_t count;
         atomic_uint_fast64_t next; /* the next chunk to read */
+        uint64_t end;              /* the chunk after the last one with parts */
         atomic_bool failed;
 };
 
@@ -302,7 +309,7 @@ static void deal_out(const struct scatter *scatter, uint64_t begin, uint64_t end
                 uint64_t last = part->offset + part->size < end ? part->offset + part->size : end;
                 char *to = (char *)part->data + (first - part->offset);
 
-                if (first >= last)
+                if (first >= last || (from && to == from + (first - begin))) /* nothing, or the bytes are there */
                         continue;
                 if (from)
                         memcpy(to, from + (first - begin), last - first);
@@ -397,7 +404,7 @@ static void *scatter_chunks(void *argument)
         while (!atomic_load(&scatter->failed)) {
                 uint64_t index = atomic_fetch_add(&scatter->next, 1);
 
-                if (index * scatter->chunk_bytes >= scatter->size)
+                if (index >= scatter->end)
                         break;
                 if (!scatter_chunk(scatter, index, &buffers))
                         atomic_store(&scatter->failed, true);
@@ -413,8 +420,88 @@ bool stored_scatter(const struct client_stored *stored, const void *data, uint64
         struct scatter scatter = { .stored = stored, .data = data, .size = size, .parts = parts, .count = count,
                                    .chunk_bytes = stored ? stored->chunk_bytes : IMAGE_CHUNK_BYTES };
         size_t wanted = stored || os->cpu_count() > READERS_MAX ? READERS_MAX : os->cpu_count();
-        uint64_t chunks = size / scatter.chunk_bytes + 1;
+        uint64_t first = count ? parts[0].offset / scatter.chunk_bytes : 0;
 
-        run_readers(scatter_chunks, &scatter, chunks < wanted ? (size_t)chunks : wanted);
-        return !atomic_load(&scatter.failed) && atomic_load(&scatter.next) * scatter.chunk_bytes >= size;
+        scatter.end = count ? (parts[count - 1].offset + parts[count - 1].size + scatter.chunk_bytes - 1) / scatter.chunk_bytes : 0;
+        atomic_store(&scatter.next, first);
+        run_readers(scatter_chunks, &scatter, scatter.end - first < wanted ? (size_t)(scatter.end - first) : wanted);
+        return !atomic_load(&scatter.failed) && atomic_load(&scatter.next) >= scatter.end;
+}
+
+/* One call of stored_read_record. */
+struct record {
+        const struct client_stored *stored;
+        const struct nebula_part *part;
+        uint32_t *crc32; /* of each span */
+        uint64_t span_count;
+        atomic_uint_fast64_t next; /* the next span to read */
+        atomic_bool failed;
+};
+
+static uint64_t span_size(const struct record *record, uint64_t index)
+{
+        uint64_t rest = record->part->size - index * SPAN_BYTES;
+
+        return rest < SPAN_BYTES ? rest : SPAN_BYTES;
+}
+
+static bool read_span(const struct record *record, uint64_t index)
+{
+        uint64_t begin = index * SPAN_BYTES, end = begin + span_size(record, index);
+
+        for (uint64_t offset = begin, size; offset < end; offset += size) {
+                char *to = (char *)record->part->data + offset;
+
+                size = end - offset < PIECE_BYTES ? end - offset : PIECE_BYTES;
+                if (os_read_at(record->stored->fd, to, size, record->part->offset + offset))
+                        return false;
+                record->crc32[index] = sum_crc32(record->crc32[index], to, size);
+                atomic_fetch_add(&read_bytes, size);
+        }
+        return true;
+}
+
+static void *read_spans(void *argument)
+{
+        struct record *record = argument;
+
+        while (!atomic_load(&record->failed)) {
+                uint64_t index = atomic_fetch_add(&record->next, 1);
+
+                if (index >= record->span_count)
+                        break;
+                if (!read_span(record, index))
+                        atomic_store(&record->failed, true);
+        }
+        return NULL;
+}
+
+/* Whether bytes of the part may lie in the map only, because the program has changed them there. */
+static bool is_in_map(const struct client_stored *stored, const struct nebula_part *part)
+{
+        for (uint64_t index = part->offset / stored->chunk_bytes; index * stored->chunk_bytes < part->offset + part->size; index++)
+                if (!stored->present[index])
+                        return false;
+        return true;
+}
+
+bool stored_read_record(const struct client_stored *stored, const struct nebula_part *part, uint32_t crc32)
+{
+        struct record record = { .stored = stored, .part = part, .span_count = (part->size + SPAN_BYTES - 1) / SPAN_BYTES };
+        size_t wanted = os->cpu_count() < READERS_MAX ? os->cpu_count() : READERS_MAX;
+        uint32_t found = 0;
+
+        if (stored->is_direct || !part->size || is_in_map(stored, part))
+                return false;
+        record.crc32 = calloc(record.span_count, sizeof *record.crc32);
+        if (!record.crc32)
+                return false;
+        run_readers(read_spans, &record, record.span_count < wanted ? (size_t)record.span_count : wanted);
+        for (uint64_t i = 0; i < record.span_count; i++)
+                found = sum_crc32_combine(found, record.crc32[i], span_size(&record, i));
+        free(record.crc32);
+        if (!atomic_load(&record.failed) && found == crc32)
+                return true;
+        memset(part->data, 0, part->size); /* no byte that was not compared stays there */
+        return false;
 }

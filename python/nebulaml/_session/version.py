@@ -224,15 +224,25 @@ class Version:
         return bool(report.get("spread")) and report["state"] in WHOLE
 
     @traced("load")
-    def load(self, name: str, map_location: Any = None, weights_only: bool | None = None) -> Any:
+    def load(self, name: str, map_location: Any = None, weights_only: bool | None = None, lazy: bool = False) -> Any:
         """Loads the object of file ``name``, verified, from the fastest place that has it.
 
         Works like torch.load, except that ``weights_only`` is False unless this call or NEBULA_WEIGHTS_ONLY=1 says otherwise.
         The tensors belong to the program, which may write to them. Raises NebulaNotFound, with the names that exist, if
         there is no such file.
+        lazy: for a load_state_dict() of the program's. Tensors on the CPU, of a file that the page cache has, are read when they
+            are used, ``target.copy_(tensor)`` reads straight into the target, and an error about damaged bytes is raised
+            there. All others are loaded as usual: they are mapped, or reading the disk takes most of the time.
         """
         with self._fetching(name):
-            mapped = self._map(name)
+            mapped = self._map(name, lazily=lazy)
+            rest = mapped.rest()
+            if rest == "page cache":
+                loaded = late.loading.load_lazily(mapped, map_location, weights_only)
+                if loaded is not None:
+                    return loaded
+            if rest:
+                mapped = self._map(name)
             holders = sys.getrefcount(mapped)
             loaded = late.loading.load(mapped, map_location, weights_only, name=name)
         if sys.getrefcount(mapped) > holders:  # tensors lie in it

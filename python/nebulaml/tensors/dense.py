@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import NebulaConfigError
+from . import lazy
 
 __all__ = ["dtensor_class", "refusal", "to_dense", "without_memory"]
 
@@ -94,6 +95,7 @@ def to_dense(tensor: torch.Tensor, where: str) -> torch.Tensor:
     a".
     Raises NebulaConfigError if the values cannot be bytes.
     """
+    tensor = lazy.ordinary(tensor)
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
         kind = _text_of_keys(torch._C._dispatch_keys(tensor))
         if kind in _dense_kinds and tensor.is_contiguous():

@@ -16,9 +16,9 @@ import torch
 from .. import _nebula
 from .._session import config
 from ..errors import NebulaConfigError, NebulaError
-from . import containers, dense, device, names, unpickling, uploading, values
+from . import containers, dense, device, lazy, names, unpickling, uploading, values
 
-__all__ = ["load", "load_into", "load_own", "load_tensors", "plan_part"]
+__all__ = ["load", "load_into", "load_lazily", "load_own", "load_tensors", "plan_part"]
 
 # Layouts whose tensors cannot change their number of elements.
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -49,6 +49,14 @@ def load(
             ) from failure
     read = unpickling.read_weights if weights_only else unpickling.read
     return read(mapped, map_location, _storage_of(mapped) if storage is None else storage, own_bytes)
+
+
+def load_lazily(mapped: _nebula.Map, map_location: Any, weights_only: bool | None) -> Any:
+    """Does load(), with tensors of lazy.py, of a map whose bytes may still be in storage. None: the file does not allow it."""
+    mapped.fetch_headers()
+    with contextlib.suppress(unpickling.NotPlain):
+        return unpickling.read_lazily(mapped, map_location, _storage_of(mapped), values.is_weights_only(weights_only))
+    return None
 
 
 def load_tensors(mapped: _nebula.Map, name: str) -> Any:
@@ -285,7 +293,7 @@ class _Plan(containers.Plan):
         base, end = storage.data_ptr(), 0
         straight, rest, pairs = [], [], []
         for target, source in self.copies:
-            (pairs if _is_raw(source) and _is_raw(target) else rest).append((target, source))
+            (pairs if lazy.is_raw(source) and lazy.is_raw(target) else rest).append((target, source))
         for target, source in sorted(pairs, key=lambda pair: pair[1].data_ptr()):
             offset, size = source.data_ptr() - base, source.numel() * source.element_size()
             if offset >= end and 0 < size <= storage.nbytes() - offset:
@@ -305,7 +313,7 @@ class _Plan(containers.Plan):
         uploads = uploading.Uploads()
         with torch.no_grad():
             for target, source in rest:
-                place = device.place(target.untyped_storage()) if _is_raw(source) and _is_raw_bytes(target) else None
+                place = device.place(target.untyped_storage()) if lazy.is_raw(source) and lazy.is_raw_bytes(target) else None
                 if place is None or not source.numel():
                     target.copy_(source)
                     continue
@@ -334,18 +342,3 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
     if tensor.layout != torch.strided:
         return False
     return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
-
-
-def _is_raw(tensor: torch.Tensor) -> bool:
-    """Returns True if its values are its bytes in order, in memory of this process."""
-    return tensor.device.type == "cpu" and _is_raw_bytes(tensor) and device.place(tensor.untyped_storage()) is None
-
-
-def _is_raw_bytes(tensor: torch.Tensor) -> bool:
-    """The same, in any memory."""
-    return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.layout == torch.strided
-        and tensor.is_contiguous()
-        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
-    )

@@ -25,14 +25,16 @@ import torch
 
 from .. import _nebula
 from ..errors import NebulaError
-from . import uploading, values
+from . import lazy, uploading, values
 
-__all__ = ["MapFile", "NotPlain", "read", "read_own", "read_plain", "read_tensors", "read_weights"]
+__all__ = ["MapFile", "NotPlain", "read", "read_lazily", "read_own", "read_plain", "read_tensors", "read_weights"]
 
 # smaller storages are copied: a counter such as an optimizer's `step` may outlive the rest, and must not keep the file mapped
 OWN_BYTES = 4 << 10
 
 ALL_BYTES = sys.maxsize  # every storage is copied
+
+_Read = tuple[int, int, torch.UntypedStorage]  # offset and size in the file, and the memory
 
 # Functions that build tensors without reading their values.
 _REBUILD = ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")
@@ -99,8 +101,8 @@ class _HoldsCode(pickle.UnpicklingError):
 class _Records:
     """The records of a file.
 
-    is_whole: all bytes are there. own_bytes: larger storages lie in the map. reads: takes (offset, size, memory) of each storage, which
-    then has memory of its own, without values.
+    is_whole: all bytes are there. own_bytes: larger storages lie in the map. reads: takes each storage, which then has no values yet.
+    file: makes the tensors of read_lazily().
     """
 
     def __init__(
@@ -109,11 +111,13 @@ class _Records:
         storage: torch.UntypedStorage,
         is_whole: bool = False,
         own_bytes: int = OWN_BYTES,
-        reads: list[tuple[int, int, torch.UntypedStorage]] | None = None,
+        reads: list[_Read] | None = None,
+        file: lazy.File | None = None,
     ) -> None:
         self._mapped, self._storage = mapped, storage
+        self.file = file
         self.is_whole = is_whole
-        self._own_bytes = own_bytes if is_whole else 0  # otherwise the bytes may not be there yet
+        self._own_bytes = own_bytes if is_whole or reads is not None else 0  # otherwise the bytes may not be there yet
         self._reads = reads
         try:
             self._places = mapped.records()
@@ -137,6 +141,8 @@ class _Records:
 
     def content(self, name: str) -> bytes:
         offset, size = self._place(name)
+        if self.file is not None:
+            return self.file.content(offset, size)
         self._mapped.fetch(offset, size)
         return bytes(memoryview(self._mapped)[offset : offset + size])
 
@@ -153,7 +159,8 @@ class _Records:
     def storage(self, key: str, size: int) -> torch.UntypedStorage:
         offset = self._offset(key, size)
         if self._reads is not None:
-            self._reads.append((offset, size, torch.UntypedStorage(size)))
+            is_own = size <= self._own_bytes
+            self._reads.append((offset, size, torch.UntypedStorage(size) if is_own else self._storage[offset : offset + size]))
             return self._reads[-1][2]
         if 0 < size <= self._own_bytes:
             own = torch.UntypedStorage(size)
@@ -252,7 +259,12 @@ class _PlainUnpickler(_Unpickler):
         return found
 
     def find(self, module: str, name: str) -> Any:
-        return _plain(module, name)
+        found = _plain(module, name)
+        return self._rebuild(name, found) if isinstance(found, _Rebuild) else found
+
+    def _rebuild(self, name: str, function: _Rebuild) -> _Rebuild:
+        """Returns the function that rebuilds a tensor, in place of torch's of that name."""
+        return function
 
 
 def _plain(module: str, name: str) -> Any:
@@ -293,6 +305,57 @@ class _SafeUnpickler(_PlainUnpickler):
     """As safe as torch's unpickler for weights_only, which is written in Python: the limits of that one apply here, too."""
 
     _is_fit = staticmethod(_nebula.pickle_is_torchs)
+
+
+class _LazyUnpickler(_PlainUnpickler):
+    """Loads tensors on the CPU, most of which have no values yet. The bytes of all others are read at the end."""
+
+    def __init__(self, records: _Records, content: bytes, map_location: Any) -> None:
+        super().__init__(records, content, map_location)
+        self._handles: list[weakref.ref[Any]] = []
+
+    def _stored(self, key: str, size: int, location: Any) -> Any:
+        probe = torch.UntypedStorage(size, device="meta")  # the program's function must not see memory without values
+        try:
+            stays = self._restore(probe, location) is probe
+        except Exception as failure:  # torch's own loader has the last word
+            raise NotPlain(str(failure)) from failure
+        if not stays:
+            raise NotPlain("not on the CPU")
+        return self._records.storage(key, size)
+
+    def persistent_load(self, saved: Any) -> Any:
+        found = super().persistent_load(saved)
+        self._handles.append(weakref.ref(found))
+        return found
+
+    def _rebuild(self, name: str, function: _Rebuild) -> _Rebuild:
+        if name == "_rebuild_tensor_v2":
+            return _Rebuild(self._tensor)
+        raise NotPlain(name)
+
+    def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, metadata: Any = None) -> torch.Tensor:
+        if grad or hooks or metadata:
+            raise NotPlain("a tensor with more than values")
+        plain = _rebuild_tensor(storage, offset, size, stride, grad, hooks)
+        assert self._records.file is not None
+        return self._records.file.tensor(plain)
+
+    def load(self) -> Any:
+        found = super().load()
+        self.memo = {}
+        self._storages = {}
+        if any(handle() is not None for handle in self._handles):
+            raise NotPlain("a storage as a value")
+        return found
+
+
+class _LazySafe(_LazyUnpickler, _SafeUnpickler):
+    pass
+
+
+class _LazyTrusted(_LazyUnpickler, _TrustedUnpickler):
+    pass
 
 
 class _ValueUnpickler(_SafeUnpickler):
@@ -428,20 +491,34 @@ def read_plain(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedSto
 
 def read_own(mapped: _nebula.Map, storage: torch.UntypedStorage) -> Any:
     """Does read_plain() on the CPU, with tensors in memory of their own. It reads each of their bytes once, from memory or storage."""
-    reads: list[tuple[int, int, torch.UntypedStorage]] = []
+    reads: list[_Read] = []
     try:
-        found = _read_plain(_PlainUnpickler, mapped, "cpu", storage, reads=reads)
+        found = _read_plain(_PlainUnpickler, mapped, "cpu", storage, reads=reads, own_bytes=ALL_BYTES)
     except NotPlain:
         reads.clear()
-        found = _read_plain(_ValueUnpickler, mapped, "cpu", storage, reads=reads)
+        found = _read_plain(_ValueUnpickler, mapped, "cpu", storage, reads=reads, own_bytes=ALL_BYTES)
+    mapped.read(_parts(reads))
+    return found
+
+
+def read_lazily(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, is_safe: bool) -> Any:
+    """Does what read() does, or read_weights(), with tensors of lazy.py. Raises NotPlain if the file holds more than these can be."""
+    reads: list[_Read] = []
+    file = lazy.File(mapped, storage)
+    found = _read_plain(_LazySafe if is_safe else _LazyTrusted, mapped, map_location, storage, reads=reads, file=file)
+    mapped.read([(offset, size, address) for offset, size, address in _parts(reads) if address != storage.data_ptr() + offset])
+    return found
+
+
+def _parts(reads: list[_Read]) -> list[tuple[int, int, int]]:
+    """Returns the reads for Map.read()."""
     parts, end = [], 0
     for offset, size, memory in sorted((read for read in reads if read[1]), key=lambda read: read[0]):
         if offset < end:
             raise NotPlain("records that overlap")
         parts.append((offset, size, memory.data_ptr()))
         end = offset + size
-    mapped.read(parts)
-    return found
+    return parts
 
 
 def _read_plain(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, **how: Any) -> Any:

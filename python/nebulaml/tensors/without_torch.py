@@ -56,6 +56,10 @@ def load(mapped: _nebula.Map, map_location: Any = None, weights_only: bool | Non
         raise NebulaConfigError(f"{name!r} needs torch: {NEEDED}") from failure
 
 
+def load_lazily(mapped: _nebula.Map, map_location: Any, weights_only: bool | None) -> None:
+    """Returns None: without torch there are no tensors."""
+
+
 def load_own(mapped: _nebula.Map, name: str, weights_only: bool | None = None) -> Any:
     """Does load() of a file whose bytes may still be in storage."""
     mapped.fetch_headers()

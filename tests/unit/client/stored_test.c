@@ -255,6 +255,54 @@ static void a_file_that_became_shorter_is_not_read(void)
         stored_free(stored);
 }
 
+/* Reads the bytes [offset, offset + size) as a record. flipped: see stored_of. */
+static void read_record(uint64_t offset, uint64_t size, int64_t flipped)
+{
+        struct client_stored *stored = stored_of(BYTES_MAX, flipped);
+        char *to = malloc(size), *none = calloc(1, size);
+        struct nebula_part part = { offset, size, to };
+        bool is_damaged = flipped >= (int64_t)offset && flipped < (int64_t)(offset + size);
+        uint64_t before = stored_read_bytes();
+
+        CHECK(stored_read_record(stored, &part, sum_crc32(0, bytes + offset, size)) == !is_damaged);
+        CHECK(!memcmp(to, is_damaged ? none : bytes + offset, size));
+        CHECK(stored_read_bytes() - before == size); /* and none beside it */
+        free(none);
+        free(to);
+        stored_free(stored);
+}
+
+static void a_record_is_read_alone_and_compared(void)
+{
+        static const uint64_t records[][2] = { { 0, 1 }, { 64, CHUNK_BYTES }, { 4097, 3 * CHUNK_BYTES + 5 }, { CHUNK_BYTES, CHUNK_BYTES }, { 0, BYTES_MAX } };
+
+        for (size_t i = 0; i < sizeof records / sizeof records[0]; i++) {
+                uint64_t offset = records[i][0], size = records[i][1];
+
+                read_record(offset, size, -1);
+                read_record(offset, size, (int64_t)offset);
+                read_record(offset, size, (int64_t)(offset + size / 2));
+                read_record(offset, size, (int64_t)(offset + size - 1));
+                if (offset)
+                        read_record(offset, size, (int64_t)offset - 1); /* damage beside it does not matter */
+        }
+}
+
+static void a_record_whose_bytes_the_program_may_have_changed_is_left_to_the_map(void)
+{
+        struct client_stored *stored = stored_of(BYTES_MAX, -1);
+        char *data = room_of(BYTES_MAX), *to = malloc(CHUNK_BYTES);
+        struct nebula_part part = { 64, CHUNK_BYTES, to };
+
+        CHECK(stored_fetch(stored, data, &part, 1));
+        CHECK(!stored_read_record(stored, &part, sum_crc32(0, bytes + 64, CHUNK_BYTES)));
+        part.offset = 3 * CHUNK_BYTES;
+        CHECK(stored_read_record(stored, &part, sum_crc32(0, bytes + part.offset, CHUNK_BYTES)));
+        free(to);
+        os->unmap(data, BYTES_MAX);
+        stored_free(stored);
+}
+
 static void a_file_is_read_whole(void)
 {
         bytes = malloc(BYTES_MAX);
@@ -265,4 +313,5 @@ static void a_file_is_read_whole(void)
 
 TAP_MAIN(TEST(a_file_is_read_whole), TEST(a_machine_without_userfaultfd_reads_the_same), TEST(a_flipped_byte_is_found),
          TEST(memory_that_was_not_filled_is_ordinary_memory), TEST(pages_that_are_there_already_get_the_bytes), TEST(parts_get_their_bytes),
-         TEST(no_part_keeps_a_byte_of_a_damaged_chunk), TEST(a_file_that_became_shorter_is_not_read))
+         TEST(no_part_keeps_a_byte_of_a_damaged_chunk), TEST(a_file_that_became_shorter_is_not_read),
+         TEST(a_record_is_read_alone_and_compared), TEST(a_record_whose_bytes_the_program_may_have_changed_is_left_to_the_map))
