@@ -36,12 +36,6 @@ class Net(torch.nn.Module):
                     tensor.fill_(fill)
 
 
-def lose_memory(place):
-    """Leaves the version to storage alone."""
-    place.kill_agent()
-    shutil.rmtree(place.memory, ignore_errors=True)
-
-
 def stored_file(place, name="s.pt"):
     return place.storage / "global_step1" / name
 
@@ -62,7 +56,7 @@ def saved(nm, place):
         checkpoint.save("s.pt", obj)
         assert checkpoint.commit()
         checkpoint.wait("durable", 60)
-        lose_memory(place)
+        place.lose_memory()  # leaves the version to storage alone
         if evicts:
             evict(stored_file(place))
         else:
