@@ -242,7 +242,7 @@ class Version:
                 if loaded is not None:
                     return loaded
             if rest:
-                mapped = self._map(name)
+                mapped.fetch(0, len(memoryview(mapped)))
             holders = sys.getrefcount(mapped)
             loaded = late.loading.load(mapped, map_location, weights_only, name=name)
         if sys.getrefcount(mapped) > holders:  # tensors lie in it
