@@ -227,7 +227,7 @@ RANK = """
             if command[0] == "save":
                 # Without begun_saving(): it is the same process that resumes here.
                 checkpoint = nm._session.engine.session().begin(command[1], -2)
-                checkpoint.save_bytes(f"r{rank}", command[1].encode())
+                checkpoint.save_bytes(f"r{rank}", (command[1] + os.environ.get("MARK", "")).encode())
                 checkpoint.commit()
                 checkpoint.wait(command[2], 30000)
                 answer = "saved"
@@ -466,6 +466,25 @@ def test_a_rank_that_cannot_look_ends_the_question_of_all_with_its_reason(place,
         said = third.ask(question)
         assert all(one.startswith("NebulaCorrupt: no checkpoint can be loaded") for one in said), said
     third.kill()
+
+
+# fault (Deaths): A launcher starts a job again under the name of the run before (a fixed port, `--rdzv-id`, NEBULA_RUN). One rank of that run had saved its
+# part of a version, and its node's memory still has it.
+# result: The version of the new start has the parts of the new start alone, and becomes durable.
+@pytest.mark.parametrize("saved", [0, 1])
+def test_a_version_that_an_earlier_start_has_left_half_saved_is_not_completed_by_the_next_one(place, saved, monkeypatch):
+    monkeypatch.setenv("MARK", " of the first")
+    first = Ranks(place, "none", "same", monkeypatch)
+    assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
+    assert first.ask("close", "global_step2", only=saved) == ["closed"]
+    place.kill_all(*first.processes)
+    monkeypatch.setenv("MARK", " of the second")
+    second = Ranks(place, "none", "same", monkeypatch)
+    assert second.ask("latest") == ["global_step1"] * 2
+    for tag in ("global_step1", "global_step2"):
+        assert second.ask("save", tag, "durable") == ["saved"] * 2
+        assert [(place.storage / tag / f"r{rank}").read_text() for rank in (0, 1)] == [f"{tag} of the second"] * 2
+    second.kill()
 
 
 # fault (Storage): A path has many versions, on one node or on several.

@@ -514,4 +514,5 @@ def _through_documents(
         return [rank for rank in range(place.world) if rank not in found] or sorted(confirming)
 
     inventories = _until(read_all, awaited, place)
+    ranks.begun(confirmed)  # versions that an earlier start of that name has left half saved are not completed with saves of this one
     return choose(inventories), refusal(inventories, root)

@@ -136,7 +136,7 @@ class Engine:
             if self._session is not None and self._opened_at == now and not self._renews:
                 return self._session
             here = self.place()
-            wanted = (chosen, here, chosen.run or ranks.run(here))
+            wanted = (chosen, here, (chosen.run or ranks.run(here)) + ranks.start())
             if self._session is not None and self._opened_with == wanted and not self._renews:
                 self._opened_at = now
                 return self._session

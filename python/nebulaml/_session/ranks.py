@@ -92,7 +92,7 @@ def mark() -> object:
     """Returns a value of all that current() and awaits_group() read. While it is equal, their answers are; they take longer."""
     # A dict of bytes: a missing name costs no exception. A replacement of os.environ by the program has no _data.
     found = getattr(os.environ, "_data", None)
-    return (_from_process_group(), tuple(map(found.get, _READ))) if found is not None else object()
+    return (_from_process_group(), _start, tuple(map(found.get, _READ))) if found is not None else object()
 
 
 shared: Any = None  # the key-value store of a job without torch (nebulaml.jax), with the methods that Nebula calls
@@ -119,6 +119,20 @@ def run(place: Place) -> str:
     if _run is None or _run[0] != key:
         _run = (key, _find_run(place))
     return _run[1]
+
+
+_start = ""  # of the run, from what all its ranks have said
+
+
+def begun(start: str) -> None:
+    """Keeps what distinguishes this start of the job from an earlier one to which the launcher gave the same name. The first call counts."""
+    global _start
+    _start = _start or f".{start}"
+
+
+def start() -> str:
+    """Returns what follows the launcher's name in the name of the run: "" until the ranks of several nodes have agreed without a process group."""
+    return _start
 
 
 def _find_run(place: Place) -> str:
