@@ -131,7 +131,7 @@ def begun(start: str) -> None:
 
 
 def start() -> str:
-    """Returns what follows the launcher's name in the name of the run: "" until the ranks of several nodes have agreed without a process group."""
+    """Returns what follows the name that the launcher gave the run. "": its ranks have not agreed through documents."""
     return _start
 
 
