@@ -487,6 +487,19 @@ def test_a_version_that_an_earlier_start_has_left_half_saved_is_not_completed_by
     second.kill()
 
 
+# fault (Deaths): A job saves without having asked for a checkpoint, and another session of its ranks asks while a version waits for a rank.
+# result: The run keeps its name, so the version becomes complete.
+def test_a_question_of_another_session_does_not_part_the_ranks_of_a_version_that_waits(place, monkeypatch):
+    ranks = Ranks(place, "none", "one", monkeypatch)
+    assert ranks.ask("close", "global_step1") == ["closed"] * 2
+    assert ranks.ask("latest") == ["global_step1"] * 2
+    assert ranks.ask("close", "global_step2", only=0) == ["closed"]
+    assert ranks.ask("steps") == [[1, [1], 1]] * 2
+    assert ranks.ask("close", "global_step2", only=1) == ["closed"]
+    assert ranks.ask("latest") == ["global_step2"] * 2
+    ranks.kill()
+
+
 # fault (Storage): A path has many versions, on one node or on several.
 # result: Every search, rule and list counts all of them. Ranks send the list of the versions in storage once.
 @pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])

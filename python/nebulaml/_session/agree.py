@@ -33,6 +33,7 @@ __all__ = ["Agreement", "Inventory", "choose", "in_order", "inventory", "refusal
 
 POISON = "the job has failed again and again after loading it"
 UNSEEN = "the newest in storage"  # in place of a tag, if storage cannot be listed (src/agent/restore/passed_over.h)
+_SAVED = "+"  # at the end of a token: that process has saved, under the name that the run has
 _GROUP = "torch.distributed.init_process_group() or nebulaml.jax.init()"
 _WHOLE = ("committed", "replicated", "durable")
 _PAUSE_S = (0.002, 0.25)
@@ -40,6 +41,7 @@ _LOOKS, _LOOK_S = 3, 2.0  # of ranks that see different storage: a version may h
 
 _counted: set[str] = set()  # prefixes of the questions in the key-value store in which this rank has been counted
 _sent: set[str] = set()  # keys of the lists of stored versions that this rank sends there
+_has_saved = False  # whether this process has begun to save, in any session
 _numbers = itertools.count(1)  # numbers of sessions, which all ranks make in the same order
 
 
@@ -78,7 +80,8 @@ class Agreement:
 
     def begun_saving(self) -> None:
         """Lets this rank's agent answer from now on. Its searches wait for news of the versions that this rank has closed."""
-        self._saving = True
+        global _has_saved
+        self._saving = _has_saved = True
 
     def _place(self, path: str | None) -> str | None:
         """Returns None for the session's own path: a program may name it or not, and asks the same question."""
@@ -175,7 +178,8 @@ class Agreement:
                 f"the ranks can agree through {config.shown(root)} only with a process group: call this after {_GROUP}"
             )
         self._token = self._token or os.urandom(8).hex()
-        return _through_documents(self._engine, root, os.path.join(folder, ".nebula"), turn, own, self._token)
+        token = self._token + _SAVED * _has_saved
+        return _through_documents(self._engine, root, os.path.join(folder, ".nebula"), turn, own, token)
 
 
 def _key(version: dict[str, Any]) -> tuple[Any, ...]:
@@ -514,5 +518,6 @@ def _through_documents(
         return [rank for rank in range(place.world) if rank not in found] or sorted(confirming)
 
     inventories = _until(read_all, awaited, place)
-    ranks.begun(confirmed)  # versions that an earlier start of that name has left half saved are not completed with saves of this one
+    if not any(one.endswith(_SAVED) for one in tokens.values()):
+        ranks.begun(confirmed)  # versions that an earlier start of that name has left half saved are not completed with saves of this one
     return choose(inventories), refusal(inventories, root)
