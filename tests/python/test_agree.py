@@ -246,6 +246,11 @@ RANK = """
             elif command[0] == "steps":
                 manager = nm.Manager(sys.argv[2])
                 answer = [manager.latest_step(), manager.all_steps(), manager.restore({}, manager.latest_step()).step]
+            elif command[0] == "remove":
+                manager = nm.Manager(sys.argv[2])
+                manager.pin(int(command[2]), "to compare with")
+                manager.delete(int(command[1]))
+                answer = sorted(nm.list_checkpoints())
             elif command[0] == "patience":
                 os.environ["NEBULA_AGREE_TIMEOUT"] = answer = command[1]
             elif command[0] == "read":
@@ -313,6 +318,18 @@ class Ranks:
             process.stdout.read()
             process.stdout.close()
             assert process.wait(timeout=60) == 0
+
+
+def test_one_rank_removes_and_pins_versions_before_the_others_ask_for_any(place, monkeypatch):
+    first = Ranks(place, "none", "one", monkeypatch)
+    for step in (1, 2, 3):
+        assert first.ask("save", f"global_step{step}", "durable") == ["saved"] * 2
+    first.end()
+    second = Ranks(place, "none", "two", monkeypatch, timeout="5")
+    assert second.ask("remove", "1", "2", only=0) == [["global_step2", "global_step3"]]
+    assert second.ask("remove", "1", "2", only=0)[0].endswith("it has the steps: 2, 3")
+    assert second.ask("latest") == ["global_step3"] * 2
+    second.end()
 
 
 @pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])

@@ -491,16 +491,29 @@ class Manager:
     def checkpoint(self, step: int) -> Checkpoint:
         """Returns the version of a step. Raises NebulaNotFound, with the steps that exist, if there is none."""
         step = _whole_step(step)
-        path = self._session.persist_path
         if self._second is None:
             found = self._session.get_checkpoint(_tag(step))
             found = None if found is None or self._was_removed(found) else found
         else:
             found = self._second.tagged(_tag(step), self._was_removed)
         if found is None:
-            known = ", ".join(map(str, self.all_steps())) or "none"
-            raise NebulaNotFound(f"there is no checkpoint of step {step} in {path or 'memory'}; it has the steps: {known}")
+            raise self._missing(step, self.all_steps())
         return found
+
+    def _here(self, step: int) -> Checkpoint:
+        """Returns the version of a step in the near storage, as this node finds it: no other rank is asked."""
+        own = self._own.get(step)
+        if own is not None:
+            return own
+        known = {one["step"]: one for one in self._versions(False, agree.inventory)}
+        with contextlib.suppress(KeyError, NebulaNotFound):  # the second: another process has removed it since
+            opened = self._engine.session(patient=True)
+            return Checkpoint._found(self._engine, opened.find(_tag(step), None, known[step]["sequence"]), None)
+        raise self._missing(step, sorted(known.keys() - {step}))
+
+    def _missing(self, step: int, known: list[int]) -> NebulaNotFound:
+        steps = ", ".join(map(str, known)) or "none"
+        return NebulaNotFound(f"there is no checkpoint of step {step} in {self._session.persist_path or 'memory'}; it has the steps: {steps}")
 
     def _was_removed(self, found: Checkpoint) -> bool:
         """True if memory alone has a version that was durable: another node's agent, or another program, may have removed it."""
@@ -568,7 +581,7 @@ class Manager:
     def pin(self, step: int, reason: str = "") -> None:
         """Keeps a version in spite of the rules, until unpin()."""
         config.check_text("the reason of a pin", reason)
-        self._engine.session(patient=True).pin(self.checkpoint(step).tag, reason)
+        self._engine.session(patient=True).pin(self._here(_whole_step(step)).tag, reason)
 
     def unpin(self, step: int) -> None:
         """Removes the pin of a version, so that the rules apply to it again."""
@@ -586,7 +599,7 @@ class Manager:
         step = _whole_step(step)
         if self._session.persist_path is None:
             raise NebulaConfigError(f"step {step} is in memory only: newer versions take its memory, and delete() removes from storage")
-        (self._own.get(step) or self.checkpoint(step)).wait("durable")
+        self._here(step).wait("durable")
         self._engine.session(patient=True).remove(_tag(step))
         self._own.pop(step, None)
 
