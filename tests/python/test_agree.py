@@ -320,6 +320,32 @@ class Ranks:
             assert process.wait(timeout=60) == 0
 
 
+# fault: a document of another program in place of a rank's, or of the list that several ranks have, decided which version they load
+def test_ranks_agree_though_others_have_written_into_their_documents(place, monkeypatch):
+    first = Ranks(place, "none", "one", monkeypatch)
+    for step in (1, 2):
+        assert first.ask("save", f"global_step{step}", "durable") == ["saved"] * 2
+    first.end()
+    second = Ranks(place, "none", "two", monkeypatch)
+    assert second.ask("latest") == ["global_step2"] * 2
+    second.end()
+    folder = place.storage / ".nebula"
+    (stored,) = [path for path in folder.glob("inventory-*") if path.stem.count("-") == 3]
+    digest = stored.stem.split("-")[-1]
+    assert [tag for tag, _ in agree._read_stored(stored, digest)] == ["global_step2", "global_step1"]
+    stored.write_text(stored.read_text().replace("global_step2", "global_step7"))
+    assert agree._read_stored(stored, digest) is None
+    theirs = next(folder.glob("inventory-*-0.0.1-00001.json"))
+    third = Ranks(place, "none", "two", monkeypatch)
+    assert third.ask("patience", "1", only=0) == ["1"]
+    for wrong in ('{"nebula": "inventory"}', '{"token": "x", "stored": "y", "failure": "", "versions": [{"tag": 3}]}'):
+        theirs.write_text(wrong)
+        assert third.ask("latest", only=0)[0].startswith("NebulaTimeout: rank 0 waited 1 s")
+    assert third.ask("patience", "60", only=0) == ["60"]
+    assert third.ask("latest") == ["global_step2"] * 2
+    third.end()
+
+
 def test_one_rank_removes_and_pins_versions_before_the_others_ask_for_any(place, monkeypatch):
     first = Ranks(place, "none", "one", monkeypatch)
     for step in (1, 2, 3):

@@ -436,6 +436,26 @@ def _read_document(path: str) -> dict[str, Any] | None:
         return None
 
 
+def _are_versions(found: Any) -> bool:
+    """Whether this is a list of versions as _look() makes them, and not what another program has put into its place."""
+    texts, numbers = ("tag", "run"), ("sequence", "step", "began", "writing", "world", "shared")
+
+    def is_version(one: Any) -> bool:
+        return all(isinstance(one.get(key), str) for key in texts) and all(
+            isinstance(one.get(key), int) and -1 <= one[key] < 1 << 64 for key in numbers
+        )
+
+    return isinstance(found, list) and all(isinstance(one, dict) and is_version(one) for one in found)
+
+
+def _read_stored(path: str, digest: str) -> dict[tuple[Any, ...], dict[str, Any]] | None:
+    """Returns the versions of the list that has this digest. None: it is not there yet."""
+    versions = (_read_document(path) or {}).get("versions")
+    if not _are_versions(versions) or _packed(versions)[0] != digest:
+        return None
+    return {_key(version): version for version in versions}
+
+
 def _through_documents(
     engine: Engine, root: str, folder: str, turn: str, own: Inventory, token: str
 ) -> tuple[list[dict[str, Any]], str]:
@@ -478,7 +498,7 @@ def _through_documents(
                 os.unlink(os.path.join(folder, name))
     except OSError as failure:
         raise NebulaError(f"cannot agree on a checkpoint through {folder}: {failure}") from failure
-    if _read_document(stored_path(digest)) is None:
+    if _read_stored(stored_path(digest), digest) is None:
         write(stored_path(digest), {**head, "versions": list(own.stored.values())})
     write(rank_path(place.rank), {**head, "token": token, "stored": digest, "versions": list(own.held.values()), "failure": own.failure})
     found, stored, tokens = {place.rank: own}, {digest: own.stored}, {place.rank: token}
@@ -486,14 +506,16 @@ def _through_documents(
 
     def read(rank: int) -> None:
         sent = _read_document(rank_path(rank))
-        if sent is None or sent.get("token") == tokens.get(rank, ""):
-            return
-        if sent["stored"] not in stored:
-            listed = _read_document(stored_path(sent["stored"]))
+        texts = [sent.get(key) for key in ("stored", "token", "failure")] if sent is not None and _are_versions(sent.get("versions")) else []
+        if not texts or not all(isinstance(text, str) for text in texts) or texts[1] == tokens.get(rank, ""):
+            return  # the rank has not written its own yet
+        of_list, token, failure = texts
+        if of_list not in stored:
+            listed = _read_stored(stored_path(of_list), of_list)
             if listed is None:
                 return
-            stored[sent["stored"]] = {_key(version): version for version in listed["versions"]}
-        found[rank], tokens[rank] = Inventory.sent(stored[sent["stored"]], sent["versions"], sent.get("failure", "")), sent.get("token", "")
+            stored[of_list] = listed
+        found[rank], tokens[rank] = Inventory.sent(stored[of_list], sent["versions"], failure), token
 
     def read_all() -> list[Inventory] | None:
         nonlocal confirmed, confirming
