@@ -681,6 +681,27 @@ def test_a_manager_of_orbax_knows_what_an_item_has_without_a_template(jax):
     assert said == ["(8, 2)", "_TreeMetadataImpl (8, 2) bfloat16 params.w (3,) int64 () key<fry> int64", "None {} float64", "True", "[{}, 2.5]"]
 
 
+def test_a_damaged_item_of_orbax_is_an_error_and_never_another_step(jax):
+    said = jax(ORBAX + """
+    import json, pathlib
+    with ocp.CheckpointManager(root, handler_registry=nebula_orbax.registry()) as manager:
+        for number in (1, 2):
+            manager.save(number, args=ocp.args.StandardSave({"n": number}))
+            manager.wait_until_finished()
+    pointer = pathlib.Path(root) / "1/default/nebula.json"
+    sound = pointer.read_text()
+    say(nj.load_orbax(root, {"n": 0}, step=1))
+    other = json.loads((pathlib.Path(root) / "2/default/nebula.json").read_text())
+    for wrong in (sound.replace("1/default", "2/default"), sound.replace(str(json.loads(sound)["sequence"]), str(other["sequence"])), sound[:-9], "[]", "{}"):
+        pointer.write_text(wrong)
+        try:
+            say(nj.load_orbax(root, {"n": 0}, step=1))
+        except nm.NebulaError as failure:
+            say(type(failure).__name__, str(pointer) in str(failure))
+    """)
+    assert said == ["{'n': 1}", *["NebulaCorrupt True"] * 5]
+
+
 def test_a_version_whose_item_orbax_is_about_to_name_stays(jax):
     said = jax("""
         import pathlib

@@ -27,7 +27,7 @@ from .. import _nebula
 from .. import jax as trees
 from .._session.session import Session
 from ..checkpoint import Checkpoint
-from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
+from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaNotFound
 from ..reader import Reader
 
 try:
@@ -219,6 +219,7 @@ class _Saved:
         self._checkpoint.wait("durable", timeout)
         if jax.process_index() == 0:
             said = {"nebula": "orbax-item", "version": "1.0", "path": f"../../{FOLDER}", "tag": self._tag, "tree": TREE}
+            said["sequence"] = self._checkpoint._report()["sequence"]
             (self._directory / POINTER).write_text(json.dumps(said))
 
 
@@ -243,12 +244,19 @@ def _has_item(root: Any, step: str, item: str) -> bool:
 @contextlib.contextmanager
 def _opened(place: Any) -> Iterator[tuple[Checkpoint, str]]:
     """Gives the version of an item, and the name of its tree."""
-    said = json.loads((place / POINTER).read_text())
-    with Reader(os.fspath(place.parent.parent / FOLDER)) as reader:
-        checkpoint = reader.get(str(said["tag"]))
+    folder, pointer = place.parent.parent / FOLDER, place / POINTER
+    try:
+        said = json.loads(pointer.read_text())
+        tag, tree, sequence = str(said["tag"]), str(said["tree"]), int(said["sequence"])
+    except (ValueError, KeyError, TypeError) as failure:
+        raise NebulaCorrupt(f"{pointer} is damaged, so Nebula does not know which version of {folder} this item is") from failure
+    with Reader(os.fspath(folder)) as reader:
+        checkpoint = reader.get(tag)
         if checkpoint is None:
-            raise NebulaNotFound(f"{place.parent.parent / FOLDER} has no {said['tag']!r}, which {place / POINTER} names")
-        yield checkpoint, str(said["tree"])
+            raise NebulaNotFound(f"{folder} has no {tag!r}, which {pointer} names")
+        if checkpoint._report()["sequence"] != sequence:
+            raise NebulaCorrupt(f"{pointer} is damaged, or {tag!r} of {folder} has been written again: it is not the version that the item names")
+        yield checkpoint, tree
 
 
 def _load_by_pointer(place: Any, template: Any, cast: bool) -> Any:
