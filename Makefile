@@ -55,8 +55,10 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONPATH
-# A module is compiled when it is first imported. Most of those that pip installs never are.
+# A module is compiled when it is first imported, and kept. Most of those that pip installs never are. Images of containers forbid Python to keep
+# them: each process would then compile all of torch, which takes longer than most tests.
 export PIP_NO_COMPILE := 1
+unexport PYTHONDONTWRITEBYTECODE
 NATIVE_FILES := $(shell find src include python meson.build meson.options pyproject.toml -type f -not -name '*.pyc')
 INSTALLED := .venv/.installed
 LIMITS := build/bench-limits
@@ -202,28 +204,31 @@ coverage: setup-test
 	@$(BIN)/python scripts/coverage.py build-coverage --floor 71 45
 
 # In order, so that what is quick to fail comes first. The C tests are built and run once, with the sanitizers, except for those on emulators, whose
-# servers take the time: `make units` runs all without, and compiles them with the warnings of gcc. The frameworks are fetched while the C half is
-# built, which the network decides. The tests on emulators wait most of their time, so the others run beside them.
+# servers take the time, and those of the suite `large`, which would take minutes: `make units` runs all without, and compiles them with the warnings of
+# gcc, and `make nightly` runs all with the sanitizers. The frameworks are fetched while the C half is built, which the network decides. The tests on
+# emulators wait most of their time, so the others run beside them.
 environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
 	@scripts/azurite.sh install || test $$? = 77
 	@scripts/moto.sh install
 	@scripts/studio.sh browser || test $$? = 77
+LARGE := tests/unit/client_test tests/unit/sleeping_test tests/unit/store/large_manifest_test
 test: setup-test
 	@log=$$(mktemp); $(MAKE) environments >$$log 2>&1 & fetching=$$!; stores=; \
 	trap 'kill $$fetching $$stores 2>/dev/null || true; rm -f $$log' EXIT; \
 	scripts/lint.sh; \
-	TARGETS=all scripts/build.sh build; \
+	TARGETS="all $(LARGE)" scripts/build.sh build; \
 	$(MAKE) asan-build; \
 	wait $$fetching || { cat $$log; exit 1; }; \
-	MESON_TESTTHREADS=3 meson test -C build --print-errorlogs --no-rebuild --suite stores >$$log 2>&1 & stores=$$!; \
-	$(MAKE) asan package SUITES="--no-suite stores"; \
+	{ MESON_TESTTHREADS=3 meson test -C build --print-errorlogs --no-rebuild --suite stores --suite large && \
+	meson test -C build --print-errorlogs --no-rebuild client_test; } >$$log 2>&1 & stores=$$!; \
+	$(MAKE) asan package SUITES="--no-suite stores --no-suite large"; \
 	wait $$stores || { cat $$log; exit 1; }; \
-	tail -8 $$log
+	grep -A 8 '^Ok:' $$log
 	@scripts/tests.sh "commit_model or storage_model or $(SHORT_TESTS)" $(ARGS)
 
 # All that a release has to pass, for a night. `make test-frameworks` and those below it add environments of their own.
 nightly:
-	@NEBULA_TEST_NIGHTLY=1 $(MAKE) units test SHORT_TESTS="$(SHORT_TESTS) or short_form"
+	@NEBULA_TEST_NIGHTLY=1 $(MAKE) units asan test SHORT_TESTS="$(SHORT_TESTS) or short_form"
 	@$(MAKE) soak partition ARGS=
 	@$(MAKE) mutants ARGS="--count 100 --seed $$(date +%j)"
 	@$(MAKE) tsan analyze coverage faults-long test-oldest test-newest test-frameworks

@@ -52,7 +52,7 @@ STORES = {
     "buckets": Store(["tests/servers/buckets.py"], f"s3://nebula/training/{RUN}", "AWS_SECRET_ACCESS_KEY"),
 }
 # Those on which whole jobs and commands are tried each time. The C tests try each driver each time.
-USUAL = [pytest.param(name, marks=() if name in ("azure", "s3") else pytest.mark.nightly) for name in STORES]
+USUAL = [pytest.param(name, marks=() if name == "s3" else pytest.mark.nightly) for name in STORES]
 
 # No file and no output may contain the key of the environment.
 SECRETS = """

@@ -99,7 +99,7 @@ def between(environment):
 
 # fault (Elastic jobs): The storage of the rendezvous answers 503, answers are lost, or a writer slept.
 # result: Each write counts once or not at all.
-@pytest.mark.parametrize("plan", [["503"], ["503", "503", "lost"], ["lost"], ["lost", "503"]])
+@pytest.mark.parametrize("plan", [["503", "503", "lost"], ["lost", "503"], *(pytest.param([one], marks=pytest.mark.nightly) for one in ("503", "lost"))])
 @pytest.mark.parametrize("first", [True, False])
 def test_a_table_that_is_busy_or_loses_answers_keeps_each_write_once(between, plan, first):
     handler, endpoint = between

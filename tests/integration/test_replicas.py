@@ -293,7 +293,7 @@ def test_the_nodes_that_are_left_agree_on_a_version_if_one_of_them_keeps_the_cop
     check_that_all_resume(nodes[:2], "2")
 
 
-@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.nightly)])
 def test_the_nodes_that_are_left_agree_on_a_version_of_which_rank_0_alone_had_saved_a_file(world, lost):
     """As with DDP. The lost node is that of rank 0, or one whose rank had saved none."""
     nodes = [world.node("a"), world.node("b"), world.node("c")]
@@ -302,7 +302,7 @@ def test_the_nodes_that_are_left_agree_on_a_version_of_which_rank_0_alone_had_sa
     check_that_all_resume(nodes, "0")
 
 
-@pytest.mark.parametrize(("count", "silent"), [(2, ()), (3, ()), (3, (1, 2))])
+@pytest.mark.parametrize(("count", "silent"), [pytest.param(2, (), marks=pytest.mark.nightly), (3, ()), (3, (1, 2))])
 def test_the_nodes_that_are_left_load_the_lost_share_from_memory_though_storage_has_it(world, count, silent):
     """The version is durable. Its file of rank 0 is removed from storage, so a load from there would fail."""
     nodes = [world.node(name) for name in ("a", "b", "c")[:count]]

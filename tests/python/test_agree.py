@@ -389,7 +389,7 @@ def test_ranks_on_two_nodes_load_the_durable_version_after_one_lost_its_memory(p
 # fault (Storage): A rank asks for a version that it has saved, and its agent does not know yet whether the ranks of other nodes have.
 # result: The search waits for that rank, so both ranks get the same version.
 @pytest.mark.parametrize(("question", "poison"), [("latest", ""), ("latest", "global_step0"), ("tag global_step2", "")])
-@pytest.mark.parametrize("group", ["none", "gloo"])
+@pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])
 def test_ranks_on_two_nodes_that_search_right_after_their_saves_get_the_same_answer(place, group, question, poison, monkeypatch):
     monkeypatch.setenv("NEBULA_PASSED_OVER", poison)
     ranks = Ranks(place, group, "one", monkeypatch)
@@ -490,7 +490,7 @@ def test_a_version_that_is_passed_over_is_loaded_if_no_other_one_is_there_for_al
 
 # fault (Storage): One rank cannot tell which versions it could load, for example because storage is damaged and its node has no memory of any.
 # result: All ranks raise after three looks, and name that rank and its reason. No rank waits for it as for one that never asks.
-@pytest.mark.parametrize("group", ["none", "gloo"])
+@pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])
 def test_a_rank_that_cannot_look_ends_the_question_of_all_with_its_reason(place, group, monkeypatch):
     first = Ranks(place, group, "one", monkeypatch)
     assert first.ask("save", "global_step1", "durable") == ["saved"] * 2

@@ -50,7 +50,7 @@ def value(checkpoint) -> float:
     return float(loaded[0])
 
 
-@pytest.mark.parametrize("job", ["", "named"])
+@pytest.mark.parametrize("job", ["", pytest.param("named", marks=pytest.mark.nightly)])
 def test_readers_load_the_newest_from_memory_while_the_trainer_goes_on(place, job):
     place.storage.mkdir()
     trainer = Trainer(place, job=job)
@@ -205,7 +205,7 @@ def nodes(place, count: int, job: str = "", state: str = "committed"):
             one.close()
 
 
-@pytest.mark.parametrize("job", ["", "named"])
+@pytest.mark.parametrize("job", [pytest.param("", marks=pytest.mark.nightly), "named"])
 def test_a_reader_on_another_node_loads_from_the_memory_of_a_trainers_node_what_storage_lacks(place, elsewhere, monkeypatch, job):
     place.storage.mkdir()
     with nodes(place, 1, job) as (save, kill_agent), elsewhere() as there:

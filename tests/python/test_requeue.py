@@ -86,7 +86,7 @@ def test_no_node_loads_an_older_a_mixed_or_a_removed_version_in_stories_of_real_
 
 # fault: as a_file_appears_although_a_later_writing_that_has_carried_it_over_was_durable_first
 # fault: as test_a_path_that_has_lost_its_mount_is_named_and_memory_serves
-@pytest.mark.parametrize("story", STORIES, ids=lambda path: path.name)
+@pytest.mark.parametrize("story", [pytest.param(path, marks=[pytest.mark.nightly] if "lightning" in path.name else [], id=path.name) for path in STORIES])
 def test_a_story_that_once_went_wrong_goes_right(real, story):
     commands = story.read_text().splitlines()
     answers = real(story.parent.name).play(commands)

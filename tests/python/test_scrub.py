@@ -215,7 +215,7 @@ nm._shutdown()
 
 # fault: as test_a_version_that_was_found_damaged_in_storage_is_written_again_from_memory
 # result: A node that has no sound bytes of the damaged file does not count the version as whole.
-@pytest.mark.parametrize("is_own_damaged", [False, True])
+@pytest.mark.parametrize("is_own_damaged", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_version_whose_damaged_file_is_another_nodes_does_not_count_as_durable(place, monkeypatch, is_own_damaged):
     nodes = [{"NEBULA_NODE_ID": f"node{rank}", "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} for rank in range(2)]
     apart = {"NEBULA_RUNTIME_DIR": str(place.root / "other"), "NEBULA_MEMORY_DIR": str(place.root / "memory"), "NEBULA_AGENT_LINGER": "0"}

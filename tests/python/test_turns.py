@@ -103,7 +103,7 @@ def test_steps_that_another_node_has_saved_are_the_newest_and_are_not_removed(no
 # result: Reads fail as writes do, and name the path. A version in memory is loaded. `passed_over` names the failure.
 # The next agent knows it, too, if it takes memory over.
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-@pytest.mark.parametrize("agent", ["lives on", "was killed"])
+@pytest.mark.parametrize("agent", ["lives on", pytest.param("was killed", marks=pytest.mark.nightly)])
 def test_a_path_that_has_lost_its_mount_is_named_and_memory_serves(nodes, place, agent):
     place.storage.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(place.storage)], check=True)
