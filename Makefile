@@ -190,7 +190,7 @@ mutants: setup-test
 # An agent that ends does not wait for a thread that hangs in storage: that is no leak.
 tsan: setup-test
 	@scripts/build.sh build-tsan -Db_sanitize=thread
-	@TSAN_OPTIONS='report_thread_leaks=0 atexit_sleep_ms=0' meson test -C build-tsan --print-errorlogs --no-rebuild --timeout-multiplier 8 --no-suite fuzz
+	@TSAN_OPTIONS='report_thread_leaks=0 atexit_sleep_ms=0 suppressions=$(CURDIR)/tests/tsan.supp' meson test -C build-tsan --print-errorlogs --no-rebuild --timeout-multiplier 8 --no-suite fuzz
 
 analyze: setup-test
 	@scripts/build.sh build

@@ -255,7 +255,7 @@ def _opened(place: Any) -> Iterator[tuple[Checkpoint, str]]:
         if checkpoint is None:
             raise NebulaNotFound(f"{folder} has no {tag!r}, which {pointer} names")
         if checkpoint._report()["sequence"] != sequence:
-            raise NebulaCorrupt(f"{pointer} is damaged, or {tag!r} of {folder} has been written again: it is not the version that the item names")
+            raise NebulaCorrupt(f"{pointer} is damaged, or {tag!r} of {folder} has been written again: the item names another version")
         yield checkpoint, tree
 
 

@@ -13,10 +13,13 @@
 static struct nebula_error error;
 static struct store *store;
 static char *data, told[STORE_RESUME_MAX];
+static pthread_mutex_t told_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void tell(void *argument, const char *key, const char *text, bool is_last)
 {
+        pthread_mutex_lock(&told_lock);
         snprintf(told, sizeof told, "%s", text);
+        pthread_mutex_unlock(&told_lock);
 }
 
 struct writer {
@@ -44,12 +47,14 @@ static struct object_store *driver(void)
         return (struct object_store *)store;
 }
 
-/* The key of the temporary file that `told` names. */
+/* The key of the temporary file that `told` names; "": none. */
 static const char *place(void)
 {
         static char key[STORE_RESUME_MAX];
 
+        pthread_mutex_lock(&told_lock);
         snprintf(key, sizeof key, "%.*s", (int)strcspn(told, " "), told);
+        pthread_mutex_unlock(&told_lock);
         return key;
 }
 
@@ -59,7 +64,7 @@ static uint64_t flushed(void)
         struct store_entry entry = { 0 };
         uint64_t size;
 
-        if (!*told || store->ops->stat(store, place(), &entry, NULL))
+        if (!*place() || store->ops->stat(store, place(), &entry, NULL))
                 return 0;
         size = entry.size;
         store_entry_done(&entry);
