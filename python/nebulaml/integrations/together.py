@@ -1,7 +1,7 @@
 """On several nodes, all ranks load the same file at a path.
 
 Only the node of the rank that saved it knows of a file that has not appeared yet. So each rank first waits until what its own node has saved
-there has appeared. Then all ranks compare the file with that of rank 0. All functions but several() are collective.
+there has appeared. Then all ranks compare the file with that of rank 0. All functions but several() are collective on several nodes.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from .. import api
 from .._session import ranks
 from ..errors import NebulaError, NebulaStorageError, NebulaTimeout
 
-__all__ = ["await_all", "load_file", "of_rank_0", "several"]
+__all__ = ["await_all", "flush", "load_file", "of_rank_0", "several"]
 
 log = logging.getLogger("nebulaml")
 
@@ -58,8 +59,19 @@ def await_all(wait: Callable[[float], Any]) -> None:
         except NebulaTimeout:
             pass
         except NebulaError as failure:
-            log.warning("nebula: the ranks load what is in storage, because a later save does not get there: %s", failure)
+            log.warning("nebula: the ranks go on with what is in storage, because a later save does not get there: %s", failure)
             is_over = True
+
+
+def flush(sessions: Sequence[api.Session] = (api.default,)) -> None:
+    """Flushes the sessions. When it returns, the saves of all nodes have appeared.
+
+    A flush alone waits for this node's agent, and that of another node may still put the directory in place.
+    """
+    if several():
+        await_all(lambda seconds: [one._await_storage(seconds) for one in sessions])
+    for one in sessions:
+        one.flush_persistence()
 
 
 def load_file(path: str, load: Callable[[], T], is_alone: bool) -> T:
