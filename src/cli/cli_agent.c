@@ -68,8 +68,10 @@ enum nebula_status cli_agent_open(const char *persist_path, struct cli_agent **r
         if (status)
                 return status;
         fd = ipc_place_connect(&place);
-        if (fd < 0)
+        if (fd == -ENOENT || fd == -ECONNREFUSED)
                 return error_set(error, NEBULA_UNAVAILABLE, -fd, "no agent is running (%s)", place.socket);
+        if (fd < 0)
+                return error_set(error, NEBULA_UNAVAILABLE, -fd, "the agent cannot be reached on %s (its log is %s)", place.socket, place.log);
         agent = calloc(1, sizeof *agent);
         if (!agent) {
                 os->close(fd);

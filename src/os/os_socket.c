@@ -51,6 +51,20 @@ int os_linux_listen(const char *path)
         return fd;
 }
 
+/* A signal of the program ends a connect that waits: it is made again, and after CONNECT_S it is EAGAIN as without signals. */
+static int connect_in_time(int fd, const struct sockaddr_un *address)
+{
+        int64_t until = os->now_ns() + CONNECT_S * INT64_C(1000000000);
+        int result;
+
+        do
+                result = connect(fd, (const struct sockaddr *)address, sizeof *address);
+        while (result && errno == EINTR && os->now_ns() < until);
+        if (result && errno == EINTR)
+                errno = EAGAIN;
+        return result;
+}
+
 int os_linux_connect(const char *path)
 {
         const struct timeval limit = { .tv_sec = CONNECT_S }, none = { 0 };
@@ -60,7 +74,7 @@ int os_linux_connect(const char *path)
         if (fd < 0)
                 return fd;
         /* connect waits while the listener's queue is full, so that a burst of connections does not fail. After CONNECT_S it is EAGAIN. */
-        if (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) || connect(fd, (struct sockaddr *)&address, sizeof address) ||
+        if (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) || connect_in_time(fd, &address) ||
             setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none))
                 return close_failed(fd);
         return fd;

@@ -21,6 +21,7 @@ parser.add_argument("--fsdp", action="store_true", help="FSDP2")
 parser.add_argument("--steps", type=int, default=8)
 parser.add_argument("--resume", help='a directory, or "newest" to let accelerate find it')
 parser.add_argument("--kill-at", type=int, default=-1)
+parser.add_argument("--start", action="store_true", help="each rank says where it starts, and ends")
 args = parser.parse_args()
 
 
@@ -65,6 +66,10 @@ def main():
         accelerator.project_configuration.iteration = counter.step // 2
         if rank == 0:
             print(json.dumps({"resumed": counter.step}), flush=True)
+    if args.start:
+        print(json.dumps({"started": counter.step}), flush=True)
+        accelerator.wait_for_everyone()
+        return 0
     for step in range(counter.step + 1, args.steps + 1):
         inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(1000 * step + rank))
         loss = torch.nn.functional.mse_loss(model(inputs), inputs.sum(dim=1, keepdim=True))  # dropout draws from the saved state

@@ -36,7 +36,8 @@ def arguments():
     parser.add_argument("--devices", type=int, default=int(os.environ.get("WORLD_SIZE", "1")))
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--deepspeed", type=int, metavar="STAGE")
-    parser.add_argument("--then", choices=["", "best", "options", "twice", "api", "every"], default="")
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--then", choices=["", "best", "options", "twice", "api", "every", "start"], default="")  # start: it ends there
     return parser.parse_args()
 
 
@@ -101,6 +102,12 @@ class Module(pl.LightningModule):
 class Kill(callbacks.Callback):
     """Kills all ranks at once, after the checkpoint callbacks."""
 
+    def on_train_start(self, trainer, *rest):
+        if args.then == "start":
+            print(json.dumps({"started": trainer.global_step}), flush=True)  # on each rank
+            trainer.strategy.barrier()
+            os._exit(0)
+
     def on_train_batch_end(self, trainer, *rest):
         if trainer.global_step == args.kill_at:
             time.sleep(0.2 if trainer.world_size > 1 else 0)
@@ -154,7 +161,9 @@ def deepspeed_strategy():
 
 
 def main():
-    world = args.devices
+    world = args.devices * args.nodes
+    if args.nodes > 1:
+        os.environ["NODE_RANK"] = os.environ["RANK"]
     options = {
         "dirpath": args.dirpath,
         "every_n_train_steps": args.every,
@@ -186,7 +195,7 @@ def main():
     if args.deepspeed is not None:
         accelerator, strategy = Host(), deepspeed_strategy()
     trainer = pl.Trainer(
-        accelerator=accelerator, devices=world, strategy=strategy, max_steps=args.steps, logger=False,
+        accelerator=accelerator, devices=args.devices, num_nodes=args.nodes, strategy=strategy, max_steps=args.steps, logger=False,
         callbacks=[saver, Kill()], plugins=plugins, enable_progress_bar=False, enable_model_summary=False,
         default_root_dir=args.dirpath,
     )  # fmt: skip

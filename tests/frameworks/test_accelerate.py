@@ -4,7 +4,7 @@ import os
 import subprocess
 
 import pytest
-from conftest import directory_only, files_below, full, interpreter
+from conftest import Result, directory_only, files_below, full, interpreter
 from waiting import until
 
 ENV = "hf"
@@ -33,6 +33,25 @@ def test_load_state_after_sigkill_equals_uninterrupted_training(node, ranks):
     assert again.resumed == 4
     assert again.losses == whole.losses_after(4)
     assert again.end["weights"] == whole.end["weights"]
+
+
+@directory_only("the agents of both nodes end without a word")
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_all_nodes_load_the_state_that_one_of_them_puts_in_place(node, is_swapped, monkeypatch):
+    job(node, "--automatic", "--steps", 2, ranks=2, nodes=True)
+    for rank in (0, 1):
+        node.forget_memory(rank)
+    node.environment["NEBULA_STORE_MBPS"] = "0.02"
+    job(node, "--automatic", "--resume", "newest", "--kill-at", 4, ranks=2, nodes=True, check=False)
+    assert os.listdir(node.base / "run" / "checkpoints") == ["checkpoint_0"], "storage was too fast for this test"
+    if is_swapped:
+        of_rank = node.of_rank
+        monkeypatch.setattr(node, "of_rank", lambda rank: of_rank(1 - rank))
+    log = node.base / "accelerate_job-rank1.log"
+    before = log.stat().st_size
+    first = job(node, "--automatic", "--resume", "newest", "--start", ranks=2, nodes=True)
+    second = Result(log.read_text(errors="replace")[before:], [])
+    assert [line["started"] for line in first.lines + second.lines if "started" in line] == [4, 4]
 
 
 @full

@@ -468,6 +468,55 @@ def test_two_ranks_resume_bit_for_bit(node, package):
     assert again.end["weights"] == whole.end["weights"]
 
 
+def started(node, *more, **options):
+    """Resumes on two nodes. Returns the steps from which the ranks go on."""
+    log = node.base / "lightning_job-rank1.log"
+    before = log.stat().st_size
+    first = two_nodes(node, "--then", "start", *more, **options)
+    second = Result(log.read_text(errors="replace")[before:], first.codes)
+    return [line["started"] for line in first.lines + second.lines if "started" in line]
+
+
+def two_nodes(node, *more, **options):
+    return job(node, "--nodes", 2, "--devices", 1, "--save-last", "--width", 2000, *more, ranks=2, nodes=True, **options)
+
+
+@directory_only("the agents of both nodes end without a word")
+@pytest.mark.parametrize("way", ["nebula", pytest.param("io", marks=full)])
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_all_nodes_resume_from_the_file_that_one_of_them_still_had_in_memory(node, way, is_swapped, monkeypatch):
+    two_nodes(node, "--way", way, "--steps", 2)
+    for rank in (0, 1):
+        node.forget_memory(rank)
+    node.environment["NEBULA_STORE_MBPS"] = "0.08"
+    path = node.base / "ckpts" / "last.ckpt"
+    two_nodes(node, "--way", way, "--ckpt", path, "--kill-at", 5, check=False)
+    assert torch.load(path, weights_only=False)["global_step"] == 2, "storage was too fast for this test"
+    if is_swapped:
+        of_rank = node.of_rank
+        monkeypatch.setattr(node, "of_rank", lambda rank: of_rank(1 - rank))
+    assert started(node, "--way", way, "--ckpt", path) == [4, 4]
+
+
+@directory_only("each node has a file in a directory of its own")
+def test_nodes_that_find_other_files_load_none(node, monkeypatch):
+    two_nodes(node, "--steps", 4, "--top-k", -1)
+    of_rank = node.of_rank
+    monkeypatch.setattr(node, "of_rank", lambda rank: of_rank(rank) | {"HOME": str(node.base / f"home{rank}")})
+
+    def give(rank, step):
+        path = node.base / f"home{rank}" / "a.ckpt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes((node.base / "ckpts" / f"step={step}.ckpt").read_bytes())
+
+    give(0, 2)
+    give(1, 2)
+    assert started(node, "--ckpt", "~/a.ckpt") == [2, 2]
+    give(0, 4)
+    refused = two_nodes(node, "--then", "start", "--ckpt", "~/a.ckpt").lines[0]["error"]
+    assert refused.startswith("rank 1: ") and "a.ckpt is another file than the one that rank 0 found there" in refused
+
+
 @pytest.mark.parametrize("way", ["nebula", pytest.param("io", marks=full)])
 def test_ranks_that_lightning_itself_starts_resume_bit_for_bit(node, way):
     """``python train.py`` with devices=2: each process runs the script again, and calls Nebula before it knows its rank."""

@@ -251,6 +251,9 @@ RANK = """
                 manager.pin(int(command[2]), "to compare with")
                 manager.delete(int(command[1]))
                 answer = sorted(nm.list_checkpoints())
+            elif command[0] == "far":
+                manager = nm.Manager(sys.argv[2], far=nm.Far(command[1]))
+                answer = [manager.latest_step(), manager.restore({}).step, manager.restore({}, 1).step]
             elif command[0] == "patience":
                 os.environ["NEBULA_AGREE_TIMEOUT"] = answer = command[1]
             elif command[0] == "read":
@@ -356,6 +359,30 @@ def test_one_rank_removes_and_pins_versions_before_the_others_ask_for_any(place,
     assert second.ask("remove", "1", "2", only=0)[0].endswith("it has the steps: 2, 3")
     assert second.ask("latest") == ["global_step3"] * 2
     second.end()
+
+
+def test_a_failure_that_is_no_damage_counts_before_damage():
+    damaged, unread, fine = (agree.Inventory.of([], *said) for said in (("a sum differs", "corrupt"), ("not mounted", "storage"), ()))
+    for inventories, status in (([fine, damaged], "corrupt"), ([damaged, unread, fine], "storage"), ([unread, damaged], "storage")):
+        assert agree._status(inventories) == status
+    assert "rank 1 cannot say what it can load: not mounted" in agree.refusal([damaged, unread], "/p")
+
+
+@pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])
+def test_ranks_take_the_far_storage_together_if_one_node_alone_meets_damage(place, group, monkeypatch, tmp_path):
+    far, other = tmp_path / "far", tmp_path / "other"
+    with nebulaml.Manager(place.storage, far=nebulaml.Far(far)) as manager:
+        manager.save(1, {"model": {"w": torch.ones(3)}}, force=True)
+        manager.wait(1)
+    assert nebulaml.wait_for_exports(120) and (far / "global_step1").is_dir()
+    place.lose_memory()
+    shutil.copytree(place.storage, other)
+    manifest = other / "global_step1" / ".nebula" / "manifest-1.json"
+    manifest.chmod(0o600)
+    manifest.write_bytes(manifest.read_bytes()[:-30] + b"x" * 30)
+    started = Ranks(place, group, "one", monkeypatch, storages=[place.storage, other])
+    assert started.ask("far", str(far)) == [[1, 1, 1]] * 2
+    started.kill()
 
 
 @pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])
@@ -501,7 +528,7 @@ def test_a_rank_that_cannot_look_ends_the_question_of_all_with_its_reason(place,
     second = Ranks(place, group, "two", monkeypatch, timeout="200")
     said = second.ask("latest")
     assert said[1].startswith("NebulaCorrupt: no checkpoint can be loaded"), said
-    assert said[0].startswith("NebulaStorageError: rank 1 cannot say what it can load: no checkpoint can be loaded"), said
+    assert said[0].startswith("NebulaCorrupt: rank 1 cannot say what it can load: no checkpoint can be loaded"), said
     place.kill_all(*second.processes)
     shutil.rmtree(place.memory / "node0")
     third = Ranks(place, group, "three", monkeypatch, timeout="200")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import _nebula
 from ..elastic import worker
-from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaStorageError, NebulaTimeout
+from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaStorageError, NebulaTimeout, from_status
 from . import config, progress, ranks
 from .waits import interruptible
 
@@ -149,19 +149,20 @@ class Agreement:
                 self._own[path] = own
                 by_key = {_key(version): version for version in own}
                 # Take this rank's own numbers: without shared storage, the numbers of another node mean nothing to this node's agent.
-                versions, refused = self._ask(path, f"{self.number}.{self._moves}.{turn}", Inventory.of(own, str(failure or "")))
+                sent = Inventory.of(own, str(failure or ""), failure.status if failure else "")
+                versions, refused = self._ask(path, f"{self.number}.{self._moves}.{turn}", sent)
                 self._answered[path] = turn
                 del self._sent[path]
                 looks += 1
-                if not refused:
+                if refused is None:
                     self._pinned[path] = _without_poison([by_key[_key(version)] for version in versions])
-                elif looks == _LOOKS:
-                    raise failure or NebulaStorageError(refused)
+                elif looks == _LOOKS:  # the same kind of error on all ranks, which decides what they do next
+                    raise failure if failure is not None and failure.status == refused.status else refused
                 else:
                     time.sleep(_LOOK_S)
             return self._pinned[path]
 
-    def _ask(self, path: str | None, turn: str, own: Inventory) -> tuple[list[dict[str, Any]], str]:
+    def _ask(self, path: str | None, turn: str, own: Inventory) -> tuple[list[dict[str, Any]], NebulaError | None]:
         """Returns the agreed versions, newest first, and why the ranks may not begin from nothing; both the same on all ranks."""
         place, shared = self._engine.place(), ranks.store()
         root = path or self._engine.settings().persist_path
@@ -266,17 +267,21 @@ class Inventory(NamedTuple):
     stored: dict[tuple[Any, ...], dict[str, Any]]
     held: dict[tuple[Any, ...], dict[str, Any]]  # those of which only memory has all, or a share
     failure: str = ""  # why the rank could not look
+    status: str = ""  # that of the failure (errors.py)
 
     @classmethod
-    def sent(cls, stored: dict[tuple[Any, ...], dict[str, Any]], held: Iterable[dict[str, Any]], failure: str = "") -> Inventory:
-        return cls(stored, {_key(version): version for version in held}, failure)
+    def sent(
+        cls, stored: dict[tuple[Any, ...], dict[str, Any]], held: Iterable[dict[str, Any]], failure: str = "", status: str = ""
+    ) -> Inventory:
+        return cls(stored, {_key(version): version for version in held}, failure, status)
 
     @classmethod
-    def of(cls, versions: list[dict[str, Any]], failure: str = "") -> Inventory:
+    def of(cls, versions: list[dict[str, Any]], failure: str = "", status: str = "") -> Inventory:
         return cls.sent(
             {_key(version): version for version in versions if _is_in_storage(version)},
             (version for version in versions if not _is_in_storage(version)),
             failure,
+            status,
         )
 
     def __contains__(self, key: object) -> bool:
@@ -309,9 +314,9 @@ def refusal(inventories: list[Inventory], path: str | None) -> str:
 
     If no version is in all inventories, and storage has one for some ranks, the others see another directory, or an old listing.
     """
-    for rank, one in enumerate(inventories):
-        if one.failure:
-            return f"rank {rank} cannot say what it can load: {one.failure}"
+    failing = _failing(inventories)
+    if failing is not None:
+        return f"rank {failing} cannot say what it can load: {inventories[failing].failure}"
     if choose(inventories):
         return ""
     for rank, one in enumerate(inventories):
@@ -323,6 +328,22 @@ def refusal(inventories: list[Inventory], path: str | None) -> str:
                 f"see that each node has {path} mounted. To begin from nothing, give another path"
             )
     return ""
+
+
+def _failing(inventories: list[Inventory]) -> int | None:
+    """Returns the rank whose failure counts. Damage counts if no rank has another failure: a program may go on with another storage then."""
+    failing = [rank for rank, one in enumerate(inventories) if one.failure]
+    return next((rank for rank in failing if inventories[rank].status != NebulaCorrupt.status), failing[0] if failing else None)
+
+
+def _status(inventories: list[Inventory]) -> str:
+    """Returns the status of the error with which all ranks refuse."""
+    failing = _failing(inventories)
+    return NebulaStorageError.status if failing is None else inventories[failing].status
+
+
+def _error(refused: str, status: str) -> NebulaError | None:
+    return from_status(status, refused, 0, 0) if refused else None
 
 
 def _timeout() -> float:
@@ -364,7 +385,7 @@ def _unpacked(text: bytes | str) -> dict[tuple[Any, ...], dict[str, Any]]:
 
 def _through_store(
     shared: Any, place: ranks.Place, prefix: str, root: str | None, own: Inventory, spent: list[str]
-) -> tuple[list[dict[str, Any]], str]:
+) -> tuple[list[dict[str, Any]], NebulaError | None]:
     """Asks through the store of the process group. The last rank that asks answers for all.
 
     `spent`: the keys of the last answered question about this path. A rank that asks this one has that answer.
@@ -386,17 +407,19 @@ def _through_store(
 
     if prefix not in _counted:
         send(digest, text)
-        shared.set(inventory_key(place.rank), json.dumps({"stored": digest, "held": list(own.held.values()), "failure": own.failure}))
+        mine = {"stored": digest, "held": list(own.held.values()), "failure": own.failure, "status": own.status}
+        shared.set(inventory_key(place.rank), json.dumps(mine))
         is_last = shared.add(f"{prefix}/count", 1) >= place.world
         _counted.add(prefix)
         if is_last:
             sent = [json.loads(shared.get(inventory_key(rank))) for rank in range(place.world)]
             stored = {one: _unpacked(shared.get(stored_key(one))) for one in {each["stored"] for each in sent}}
-            inventories = [Inventory.sent(stored[each["stored"]], each["held"], each["failure"]) for each in sent]
+            inventories = [Inventory.sent(stored[each["stored"]], each["held"], each["failure"], each["status"]) for each in sent]
             agreed = Inventory.of(choose(inventories))
             digest_of_all, text_of_all = _packed(agreed.stored.values())
             send(digest_of_all, text_of_all)
-            said = {"stored": digest_of_all, "held": list(agreed.held.values()), "refused": refusal(inventories, root)}
+            refused = {"refused": refusal(inventories, root), "status": _status(inventories)}
+            said = {"stored": digest_of_all, "held": list(agreed.held.values()), **refused}
             shared.compare_set(answer, "", json.dumps(said))
             _forget(shared, [f"{prefix}/count", *spent, *(stored_key(one) for one in stored if one != digest_of_all)])
     _until(
@@ -408,7 +431,7 @@ def _through_store(
     common = own.stored if said["stored"] == digest else _unpacked(shared.get(stored_key(said["stored"])))
     _forget(shared, [inventory_key(place.rank)])
     spent[:] = [answer, stored_key(said["stored"]), *(f"{stored_key(one)}/senders" for one in {digest, said["stored"]})]
-    return in_order([*common.values(), *said["held"]]), said["refused"]
+    return in_order([*common.values(), *said["held"]]), _error(said["refused"], said["status"])
 
 
 def _forget(shared: Any, keys: list[str]) -> None:
@@ -458,7 +481,7 @@ def _read_stored(path: str, digest: str) -> dict[tuple[Any, ...], dict[str, Any]
 
 def _through_documents(
     engine: Engine, root: str, folder: str, turn: str, own: Inventory, token: str
-) -> tuple[list[dict[str, Any]], str]:
+) -> tuple[list[dict[str, Any]], NebulaError | None]:
     """Asks through documents in storage: one of each rank, and one for each list of stored versions. Each rank finds the answer itself.
 
     A job that starts again may have the same run's name, and finds the documents of the earlier start. So each rank also confirms the tokens
@@ -500,22 +523,23 @@ def _through_documents(
         raise NebulaError(f"cannot agree on a checkpoint through {folder}: {failure}") from failure
     if _read_stored(stored_path(digest), digest) is None:
         write(stored_path(digest), {**head, "versions": list(own.stored.values())})
-    write(rank_path(place.rank), {**head, "token": token, "stored": digest, "versions": list(own.held.values()), "failure": own.failure})
+    said = {"token": token, "stored": digest, "versions": list(own.held.values()), "failure": own.failure, "status": own.status}
+    write(rank_path(place.rank), head | said)
     found, stored, tokens = {place.rank: own}, {digest: own.stored}, {place.rank: token}
     confirmed, confirming = "", set(range(place.world))  # of the tokens that this rank has read; the ranks that have not confirmed them
 
     def read(rank: int) -> None:
         sent = _read_document(rank_path(rank))
-        texts = [sent.get(key) for key in ("stored", "token", "failure")] if sent is not None and _are_versions(sent.get("versions")) else []
+        texts = [sent.get(key) for key in ("stored", "token", "failure", "status")] if sent and _are_versions(sent.get("versions")) else []
         if not texts or not all(isinstance(text, str) for text in texts) or texts[1] == tokens.get(rank, ""):
             return  # the rank has not written its own yet
-        of_list, token, failure = texts
+        of_list, theirs, failure, status = texts
         if of_list not in stored:
             listed = _read_stored(stored_path(of_list), of_list)
             if listed is None:
                 return
             stored[of_list] = listed
-        found[rank], tokens[rank] = Inventory.sent(stored[of_list], sent["versions"], failure), token
+        found[rank], tokens[rank] = Inventory.sent(stored[of_list], sent["versions"], failure, status), theirs
 
     def read_all() -> list[Inventory] | None:
         nonlocal confirmed, confirming
@@ -542,4 +566,4 @@ def _through_documents(
     inventories = _until(read_all, awaited, place)
     if not any(one.endswith(_SAVED) for one in tokens.values()):
         ranks.begun(confirmed)  # versions that an earlier start of that name has left half saved are not completed with saves of this one
-    return choose(inventories), refusal(inventories, root)
+    return choose(inventories), _error(refusal(inventories, root), _status(inventories))

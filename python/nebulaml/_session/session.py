@@ -319,6 +319,14 @@ class Session:
             done = all([done, *(other.flush_persistence(None, timeout) for other in list(self._others.values()))])
         return done
 
+    def _await_storage(self, timeout: float) -> None:
+        """Waits until everything committed is durable and has appeared. Raises NebulaTimeout, or why it cannot. For adapters."""
+        owner = self._engine
+        if owner.settings().persist_path is not None:
+            patiently("a flush", lambda limit: owner.session().flush(None, limit), milliseconds(timeout))
+        for other in list(self._others.values()):
+            other._await_storage(timeout)
+
     def stats(self) -> list[dict[str, Any]]:
         """Returns the rows of checkpointHistories.csv as they are now, one per version."""
         report = json.loads(self._engine.session().report(_nebula.REPORT_HISTORY, None))

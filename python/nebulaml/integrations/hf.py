@@ -23,7 +23,7 @@ from .._session import pulse
 from ..errors import NebulaConfigError, NebulaError
 from ..export import background
 from ..export.background import HFExport
-from . import places
+from . import places, together
 from .redirect import Capture, captured
 
 __all__ = ["NebulaTrainerMixin", "attach_accelerator", "attach_trainer"]
@@ -197,7 +197,7 @@ class NebulaTrainerMixin:
         super().log(logs, *args, **kwargs)
         state = self.__dict__.get("_nebula_state")
         if state is not None and "train_runtime" in logs:
-            api.flush_persistence()
+            together.flush()
             state.ending = True
             parents = {os.path.dirname(path) for path in state.rotation.pending}
             state.there = {path for parent in parents for path in state.rotation.directories(parent) if os.path.isdir(path)}
@@ -267,7 +267,7 @@ class NebulaTrainerMixin:
         return any(map(_may_read, self.callback_handler.callbacks))
 
     def _load_best_model(self) -> None:
-        api.flush_persistence()
+        together.flush()
         super()._load_best_model()
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -282,7 +282,7 @@ class NebulaTrainerMixin:
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         session, prefix = places.store(self.args.output_dir)
-        api.flush_persistence()  # the last checkpoint of a run that was killed may not be durable yet
+        together.flush()  # the last checkpoint of a run that was killed may not be durable yet
         self._nebula().tags = _tags(session, self.args.output_dir, prefix)
         try:
             return super().train(*args, **kwargs)
@@ -422,12 +422,11 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None, export: HF
             parent = os.path.join(os.path.abspath(accelerator.project_dir or ""), "checkpoints")
         # The last checkpoint of a run that was killed may not be durable yet.
         initialized = api.is_initialized()
-        if initialized and api.persist_path() is not None:
-            api.flush_persistence()
-        if os.path.isdir(places.beside(parent, STAGING)):
-            places.store(home_of(parent))[0].flush_persistence()
-            if not initialized:
-                api._shutdown()  # forget the settings: the first save of this program decides where it saves
+        own = [api.default] if initialized and api.persist_path() is not None else []
+        is_staged = os.path.isdir(places.beside(parent, STAGING)) or together.several()
+        together.flush(own + ([places.store(home_of(parent))[0]] if is_staged else []))
+        if is_staged and not initialized:
+            api._shutdown()  # forget the settings: the first save of this program decides where it saves
         if accelerator.is_main_process:
             places.tidy(places.beside(parent, STAGING))
         return plain_load(input_dir, *args, **kwargs)

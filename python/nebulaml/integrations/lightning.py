@@ -24,7 +24,7 @@ from .._session import config, pulse
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
 from ..export import background
 from ..export.background import HFExport
-from . import places
+from . import places, together
 
 __all__ = ["NebulaCallback", "NebulaCheckpointIO", "NebulaDeepspeedStrategy"]
 
@@ -135,7 +135,9 @@ class NebulaCheckpointIO:
         self._elsewhere: set[str] = set()  # other storage paths in which a save may not be durable yet
         self._directory: str | None = None  # of the first save: its store has the files of all directories
         self._held: list[str] = []  # paths to remove after the next good save: one may be the only good checkpoint
+        self._file = ""  # the path whose file all ranks are loading: memory may have another version of it, on this node alone
         _show_to_callbacks()
+        _load_together()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Saves `checkpoint`, which appears as file `path` when it is durable.
@@ -226,7 +228,8 @@ class NebulaCheckpointIO:
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """Loads the checkpoint that was last saved as `path`: from memory if it is still there, else from the file.
 
-        If Nebula cannot load it but the file exists, the file is loaded. weights_only: None is torch's own default, as in Lightning.
+        If Nebula cannot load it but the file exists, the file is loaded. A Trainer or Fabric with ranks on several nodes waits for the
+        file, and all ranks load that. weights_only: None is torch's own default, as in Lightning.
         Raises FileNotFoundError if there is neither.
         """
         import torch
@@ -245,7 +248,7 @@ class NebulaCheckpointIO:
                 return torch.load(file, **given)
         target, initialized = _key(path), api.is_initialized()
         try:
-            found = _published(target)
+            found = None if target == self._file else _published(target)
             if found is not None:
                 checkpoint, name = found
                 ours = dict(given)
@@ -307,7 +310,10 @@ class NebulaCheckpointIO:
 
 def _io_of(strategy: Any) -> NebulaCheckpointIO | None:
     """Returns the strategy's plugin if it is ours, perhaps inside a wrapper of Lightning. None: it is not ours."""
-    io = getattr(strategy, "checkpoint_io", None)
+    try:
+        io = getattr(strategy, "checkpoint_io", None)
+    except NotImplementedError:  # sharded strategies of Fabric
+        return None
     if not isinstance(io, NebulaCheckpointIO):
         io = getattr(io, "checkpoint_io", None)
     return io if isinstance(io, NebulaCheckpointIO) else None
@@ -345,6 +351,70 @@ def _show_to_callbacks() -> None:
 
         file_exists.__nebula__ = True  # type: ignore[attr-defined]
         module.ModelCheckpoint.file_exists = file_exists
+
+
+def _load_together() -> None:
+    """Makes the loads of a Trainer and of Fabric, which run on all ranks, load the same file on all nodes."""
+    for module in _modules("trainer.connectors.checkpoint_connector"):
+        _replace_load(module._CheckpointConnector, "resume_start", lambda connector: connector.trainer.strategy)
+    for module in _modules("fabric", fabric=True):
+        for name in ("load", "load_raw"):
+            _replace_load(module.Fabric, name, lambda fabric: fabric._strategy)
+
+
+def _replace_load(kind: type, name: str, strategy_of: Any) -> None:
+    original = getattr(kind, name)
+    if hasattr(original, "__nebula__"):
+        return
+    key = list(inspect.signature(original).parameters)[1]  # of the path
+
+    @functools.wraps(original)
+    def load(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = strategy_of(self)
+        io = getattr(strategy, "_nebula_io", None) or _io_of(strategy)
+        if io is None or not together.several(getattr(strategy, "num_nodes", 1)):
+            return original(self, *args, **kwargs)
+        given = args[0] if args else kwargs.pop(key, None)
+        path = together.of_rank_0(given)
+        if not path or _is_remote(path):
+            return original(self, path, *args[1:], **kwargs)
+        try:
+            is_file = _await_file(path)
+            if given and path != given and not os.path.exists(path):
+                path = given  # a node may have a copy of the file elsewhere
+            elif path != given:  # it has listed a directory before a file appeared there
+                log.warning("nebula: this rank would have loaded %s, and loads %s as rank 0 does", given, path)
+            io._file = _key(path)
+            if is_file:
+                return together.load_file(io._file, lambda: original(self, path, *args[1:], **kwargs), not _is_sharded(strategy))
+            return original(self, path, *args[1:], **kwargs)
+        finally:
+            io._file = ""
+
+    load.__nebula__ = True  # type: ignore[attr-defined]
+    setattr(kind, name, load)
+
+
+def _await_file(path: Any) -> bool:
+    """Waits on all ranks until the saves of a file on all nodes have appeared there. Returns False for a directory that Nebula has saved.
+
+    All ranks load a directory from one version, which need not have appeared.
+    """
+    target, initialized, is_directory = _key(path), api.is_initialized(), False
+
+    def wait(seconds: float) -> None:
+        nonlocal is_directory
+        found = _published(target)
+        is_directory = found is not None and not found[1]
+        if found is not None and not is_directory:
+            found[0].wait("durable", timeout=seconds)
+
+    try:
+        together.await_all(wait)
+    finally:
+        if not initialized:
+            api._shutdown()
+    return not together.of_rank_0(is_directory)
 
 
 def _make_callback() -> type:
@@ -447,6 +517,12 @@ def _others_io(strategy: Any) -> Any:
         "files that are not torch files. To save with the plugin, use ModelCheckpoint in place of NebulaCallback", type(io).__name__,
     )  # fmt: skip
     return io
+
+
+def _is_sharded(strategy: Any) -> bool:
+    """Returns True for a strategy whose own loads and saves the ranks do together, without a CheckpointIO."""
+    names = {kind.__name__ for kind in type(strategy).__mro__}
+    return not names.isdisjoint({"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"})
 
 
 def _is_deepspeed(strategy: Any) -> bool:

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from . import places
+from . import places, together
 
 __all__ = ["NebulaCheckpointCallback", "make_manager", "register"]
 
@@ -64,9 +64,9 @@ def make_manager() -> type:
             """Does nothing: verl's own save calls it with the staging directory, before the commit."""
 
         def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-            if local_path is not None and not os.path.isdir(local_path):
+            if local_path is not None and (together.several() or not os.path.isdir(local_path)):
                 run = os.path.dirname(os.path.dirname(os.path.abspath(local_path)))
-                places.store(run)[0].flush_persistence()  # an agent may still write the checkpoint of a run that was killed
+                together.flush(places.store(run)[:1])  # an agent may still write the checkpoint of a run that was killed
             super().load_checkpoint(local_path, *args, **kwargs)
 
         def remove_previous_save_local_path(self, path: Any) -> None:

@@ -506,6 +506,58 @@ static void a_listener_that_never_accepts_blocks_no_connect(void)
         end();
 }
 
+static void ignore(int signal)
+{
+        (void)signal;
+}
+
+static void *accept_later(void *listener)
+{
+        os->sleep_ms(200);
+        while (os->poll(*(int *)listener, 500) > 0)
+                os->close(os->accept(*(int *)listener));
+        return NULL;
+}
+
+/* Such as the timer of a profiler. */
+static void signals_end_no_connect_that_waits_for_a_busy_listener(void)
+{
+        struct sigaction handler = { .sa_handler = ignore }, before; /* without SA_RESTART */
+        struct itimerval often = { { 0, 20000 }, { 0, 20000 } }, never = { { 0, 0 }, { 0, 0 } };
+        static int fds[1000];
+        int listener, count = 0, fd;
+        int64_t begun;
+        pthread_t thread;
+        sigset_t alarm, mask;
+
+        begin();
+        listener = os->listen(path);
+        REQUIRE(listener >= 0);
+        while (count < 1000 && (fds[count] = os->connect(path)) >= 0)
+                count++;
+        sigemptyset(&alarm);
+        sigaddset(&alarm, SIGALRM);
+        REQUIRE(!sigaction(SIGALRM, &handler, &before) && !pthread_sigmask(SIG_BLOCK, &alarm, &mask));
+        REQUIRE(!setitimer(ITIMER_REAL, &often, NULL));
+        pthread_sigmask(SIG_UNBLOCK, &alarm, NULL);
+        begun = os->now_ns();
+        CHECK(os->connect(path) == -EAGAIN && os->now_ns() - begun >= INT64_C(900000000));
+        pthread_sigmask(SIG_BLOCK, &alarm, NULL);
+        REQUIRE(!pthread_create(&thread, NULL, accept_later, &listener)); /* it inherits the mask */
+        pthread_sigmask(SIG_UNBLOCK, &alarm, NULL);
+        fd = os->connect(path);
+        CHECK(fd >= 0);
+        setitimer(ITIMER_REAL, &never, NULL);
+        pthread_join(thread, NULL);
+        sigaction(SIGALRM, &before, NULL);
+        pthread_sigmask(SIG_SETMASK, &mask, NULL);
+        os->close(fd);
+        while (count-- > 0)
+                os->close(fds[count]);
+        os->close(listener);
+        end();
+}
+
 static void *look_at_signals(void *mask)
 {
         pthread_sigmask(SIG_SETMASK, NULL, mask);
@@ -707,7 +759,7 @@ TAP_MAIN(TEST(failures_are_negative_errnos), TEST(written_bytes_are_read_back_at
          TEST(directories_are_made_and_trees_removed_without_following_links),
          TEST(below_a_root_no_link_is_followed), TEST(below_a_root_no_link_is_followed_where_the_kernel_does_not_help),
          TEST(a_directory_that_changes_places_with_a_link_leads_nowhere_out),
-         TEST(a_descriptor_travels_with_its_bytes), TEST(a_program_without_standard_output_prints_into_no_descriptor_of_ours), TEST(a_socket_file_admits_users_that_may_open_it), TEST(a_listener_that_never_accepts_blocks_no_connect),
+         TEST(a_descriptor_travels_with_its_bytes), TEST(a_program_without_standard_output_prints_into_no_descriptor_of_ours), TEST(a_socket_file_admits_users_that_may_open_it), TEST(a_listener_that_never_accepts_blocks_no_connect), TEST(signals_end_no_connect_that_waits_for_a_busy_listener),
         TEST(threads_leave_signals_to_the_program_but_those_of_their_own_faults),
          TEST(a_thread_is_kept_off_the_processor_of_the_caller_where_there_is_another),
          TEST(memory_is_mapped_shared_and_punched), TEST(a_large_file_is_mapped_where_its_huge_pages_fit), TEST(a_program_runs_to_its_end), TEST(what_a_program_prints_is_read_within_a_time_and_a_size),

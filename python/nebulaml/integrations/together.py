@@ -1,0 +1,133 @@
+"""On several nodes, all ranks load the same file at a path.
+
+Only the node of the rank that saved it knows of a file that has not appeared yet. So each rank first waits until what its own node has saved
+there has appeared. Then all ranks compare the file with that of rank 0. All functions but several() are collective on several nodes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import zipfile
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from .. import api
+from .._session import ranks
+from ..errors import NebulaError, NebulaStorageError, NebulaTimeout
+
+__all__ = ["await_all", "flush", "load_file", "of_rank_0", "several"]
+
+log = logging.getLogger("nebulaml")
+
+WAIT_S = 60.0  # for storage, between two collectives: a process group does not wait much longer than 10 minutes
+
+T = TypeVar("T")
+
+
+def several(node_count: int = 1) -> bool:
+    """True if the process group has ranks on several nodes. node_count: as the framework knows it, if the launcher does not say."""
+    from torch import distributed
+
+    if not distributed.is_available() or not distributed.is_initialized():
+        return False
+    place = ranks.current()
+    return place.world > 1 and (place.local_world < place.world or node_count > 1)
+
+
+def _of_all(value: T) -> list[T]:
+    from torch import distributed
+
+    found: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, value)
+    return found
+
+
+def of_rank_0(value: T) -> T:
+    """Returns the value that rank 0 gives."""
+    return _of_all(value)[0]
+
+
+def await_all(wait: Callable[[float], Any]) -> None:
+    """Calls wait(seconds) on each rank until it has returned on all. A failure is logged: what has failed does not appear any more."""
+    is_over = False
+    while not all(_of_all(is_over)):
+        try:
+            if not is_over:
+                wait(WAIT_S)
+            is_over = True
+        except NebulaTimeout:
+            pass
+        except NebulaError as failure:
+            log.warning("nebula: the ranks go on with what is in storage, because a later save does not get there: %s", failure)
+            is_over = True
+
+
+def flush(sessions: Sequence[api.Session] = (api.default,)) -> None:
+    """Flushes the sessions. When it returns, the saves of all nodes have appeared.
+
+    A flush alone waits for this node's agent, and that of another node may still put the directory in place.
+    """
+    if several():
+        await_all(lambda seconds: [one._await_storage(seconds) for one in sessions])
+    for one in sessions:
+        one.flush_persistence()
+
+
+def load_file(path: str, load: Callable[[], T], is_alone: bool) -> T:
+    """Returns load() of the file at the path, the same file on all ranks. Otherwise it raises on all ranks.
+
+    is_alone: load() waits for no other rank, so all ranks learn of a failure in it before they go on.
+    """
+    here = _fingerprint(path)
+    _raise_any(_difference(path, here, of_rank_0(here)))
+    result: Any = None
+    failure: BaseException | None = None
+    try:
+        result = load()
+    except Exception as error:
+        if not is_alone:
+            raise
+        failure = error
+    problem = f"{type(failure).__name__}: {failure}" if failure else _difference(path, _fingerprint(path), here)
+    try:
+        _raise_any(problem)
+    except NebulaError as of_some_rank:
+        raise failure or of_some_rank from None
+    return result  # type: ignore[no-any-return]
+
+
+def _raise_any(problem: str) -> None:
+    for rank, one in enumerate(_of_all(problem)):
+        if one:
+            raise NebulaStorageError(f"rank {rank}: {one}. No rank loads it: start the job again")
+
+
+def _difference(path: str, here: str, expected: str) -> str:
+    """Returns what is wrong if the file at the path is not the expected one, else ""."""
+    if here == expected:
+        return ""
+    if "" in (here, expected):
+        return f"{path} is {'there on rank 0 and not here' if expected else 'not there on rank 0, and here'}: see that each node has it mounted"
+    return f"{path} is another file than the one that rank 0 found there"
+
+
+def _fingerprint(path: str) -> str:
+    """Returns a text that is equal for equal files: of the checksums in a zip file, which torch.save and Nebula write. "": there is no file."""
+    found = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            if zipfile.is_zipfile(file):
+                with zipfile.ZipFile(file) as records:
+                    found.update(repr([(one.filename, one.CRC, one.file_size, one.header_offset) for one in records.infolist()]).encode())
+            else:
+                file.seek(0)
+                while block := file.read(1 << 20):
+                    found.update(block)
+    except FileNotFoundError:
+        return ""
+    except IsADirectoryError:
+        return "a directory"
+    except (OSError, zipfile.BadZipFile) as failure:
+        return f"{path} cannot be read: {failure}"
+    return found.hexdigest()
