@@ -234,8 +234,8 @@ static bool take_head(const json_t *version, struct manifest *known)
         return !reader.status;
 }
 
-/* What memory has of the version of a tag that was durable. */
-static bool find_known(struct store *store, const char *tag, struct manifest *known)
+/* What memory, or that of another node, has of the version of a tag. */
+static bool find_known(struct store *store, const char *tag, struct manifest *known, bool *ret_was_durable)
 {
         struct cli_agent *agent = NULL;
         json_t *version = NULL, *files, *one;
@@ -245,8 +245,8 @@ static bool find_known(struct store *store, const char *tag, struct manifest *kn
 
         if (!cli_agent_open_if_any(store->root, &agent))
                 return false;
-        is_known = !cli_agent_find(agent, store->root, tag, &id, NULL) && !cli_agent_describe(agent, id, &version, NULL) &&
-                   number_of(version, "durable_at") > 0 && take_head(version, known);
+        is_known = !cli_agent_find(agent, store->root, tag, &id, NULL) && !cli_agent_describe(agent, id, &version, NULL) && take_head(version, known);
+        *ret_was_durable = is_known && number_of(version, "durable_at") > 0;
         files = json_object_get(version, "files");
         is_known = is_known && !manifest_reserve(known, json_array_size(files), 0, NULL);
         json_array_foreach(files, i, one)
@@ -261,8 +261,8 @@ const char *repair_manifest(struct store *store, const char *tag, struct store *
         struct manifest known = { 0 };
         struct nebula_error error = { 0 };
         /* A search by tag makes an agent take a version without a manifest for a removed one, so it is not asked then. */
-        bool is_known = !rebuild_is_lost(store, tag) && find_known(store, tag, &known);
-        enum nebula_status status = rebuild_manifest(store, tag, is_known ? &known : NULL, &error);
+        bool was_durable = false, is_known = !rebuild_is_lost(store, tag) && find_known(store, tag, &known, &was_durable);
+        enum nebula_status status = rebuild_manifest(store, tag, is_known ? &known : NULL, was_durable, &error);
 
         manifest_done(&known);
         *ret_has_changed = status == NEBULA_BUSY;

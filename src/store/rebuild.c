@@ -20,7 +20,7 @@ struct rebuilding {
         struct store *store;
         const struct manifest *known; /* NULL: memory has no version of the tag, or another one */
         struct manifest row;          /* of the index, brief */
-        bool has_row;
+        bool has_row, was_durable;    /* was_durable: memory knows that the known version was */
         char directory[256], key[MANIFEST_KEY_MAX]; /* key: of the manifest that is damaged or missing */
         uint64_t newest, number;      /* of the newest entry that is there, and of that manifest */
 };
@@ -133,6 +133,20 @@ static enum nebula_status check_rivals(const struct rebuilding *rebuilding, cons
         return status || !has_rival ? status : refuse(rebuilding, "two runs have written records for it, and the index does not say whose version it was", error);
 }
 
+/* The name of a try's writing has random digits, so only its own manifest has it. */
+static bool is_named(const struct rebuilding *rebuilding, const struct manifest *gathered)
+{
+        size_t size, count = 0;
+        char *text;
+
+        if (document_get(rebuilding->store, rebuilding->key, &text, &size, NULL, NULL))
+                return false;
+        for (size_t i = 0; i < gathered->record_count; i++)
+                count += memmem(text, size, gathered->records[i].writing, strlen(gathered->records[i].writing)) != NULL;
+        free(text);
+        return count > 0;
+}
+
 /* Without the index, all ranks must have a record. */
 static enum nebula_status gather(const struct rebuilding *rebuilding, struct writer *writer, struct nebula_error *error)
 {
@@ -156,6 +170,8 @@ static enum nebula_status gather(const struct rebuilding *rebuilding, struct wri
                 status = refuse(rebuilding, "a record of it is missing, too", error);
         writer->goal = NULL;
         free(ranks);
+        if (!status && !rebuilding->has_row && !rebuilding->was_durable && !is_named(rebuilding, head))
+                status = refuse(rebuilding, "the index has no entry of it, and nothing shows that it was the version in memory", error);
         return status;
 }
 
@@ -262,9 +278,9 @@ bool rebuild_is_lost(struct store *store, const char *tag)
         return is_lost;
 }
 
-enum nebula_status rebuild_manifest(struct store *store, const char *tag, const struct manifest *known, struct nebula_error *error)
+enum nebula_status rebuild_manifest(struct store *store, const char *tag, const struct manifest *known, bool was_durable, struct nebula_error *error)
 {
-        struct rebuilding rebuilding = { .store = store, .known = known };
+        struct rebuilding rebuilding = { .store = store, .known = known, .was_durable = was_durable };
         struct writer scratch;
         enum nebula_status status = writer_init(&scratch, store, NULL, NULL, tag, error);
 

@@ -18,8 +18,9 @@
 
 /* Whether the index has a version of the tag whose manifest is missing, though no removal has ended since. */
 bool rebuild_is_lost(struct store *store, const char *tag);
-/* `known`: NULL, or head and files of the durable version of that tag in memory; some files may be missing. NEBULA_CORRUPT: it is not proven what the
+/* `known`: NULL, or head and files of the version of that tag in memory; some files may be missing. `was_durable` false: memory does not know whether it
+ * was written, so without the index the rest of the damaged manifest must name its records. NEBULA_CORRUPT: it is not proven what the
  * manifest was. NEBULA_NOT_FOUND: no manifest is missing. NEBULA_BUSY: the entry is sound, or the tag was written again or removed meanwhile. */
-enum nebula_status rebuild_manifest(struct store *store, const char *tag, const struct manifest *known, struct nebula_error *error);
+enum nebula_status rebuild_manifest(struct store *store, const char *tag, const struct manifest *known, bool was_durable, struct nebula_error *error);
 
 #endif

@@ -43,7 +43,7 @@ static bool is_at_rest(const char *tag)
 static enum nebula_status rebuild(const struct manifest *known)
 {
         error = (struct nebula_error){ 0 };
-        return rebuild_manifest(store, "t", known, &error);
+        return rebuild_manifest(store, "t", known, true, &error);
 }
 
 ON_EACH_STORE(a_damaged_manifest_is_made_again_as_the_next_entry)
@@ -86,7 +86,7 @@ ON_EACH_STORE(a_removed_version_is_not_lost_and_does_not_come_back)
 {
         write_version(two_files("a", NULL));
         CHECK(!remove_version("t") && !rebuild_is_lost(store, "t") && rebuild(NULL) == NEBULA_NOT_FOUND && holds_nothing("t"));
-        CHECK(rebuild_manifest(store, "never", NULL, &error) == NEBULA_NOT_FOUND);
+        CHECK(rebuild_manifest(store, "never", NULL, true, &error) == NEBULA_NOT_FOUND);
 }
 
 ON_EACH_STORE(a_thinned_version_stays_thin)
@@ -139,6 +139,23 @@ ON_EACH_STORE(nothing_is_written_unless_it_is_proven_which_version_it_was)
         CHECK(refuses(&known, "a record of it is missing"));
         known.world--;
         CHECK(!rebuild(&known) && holds("t", "a") && is_at_rest("t"));
+        manifest_done(&known);
+}
+
+/* A copy in another node's memory may be of a version that was never written. */
+ON_EACH_STORE(memory_that_does_not_know_whether_it_was_durable_needs_a_sign_in_the_damaged_manifest)
+{
+        struct manifest known;
+
+        write_version(two_files("a", NULL));
+        load("t", &known);
+        flip("t/.nebula/manifest-1.json", 40);
+        drop_index();
+        CHECK(!rebuild_manifest(store, "t", &known, false, &error) && holds("t", "a"));
+        replace("t/.nebula/manifest-2.json", "rot", 3);
+        drop_index();
+        CHECK(rebuild_manifest(store, "t", &known, false, &error) == NEBULA_CORRUPT && strstr(error.message, "nothing shows"));
+        CHECK(count_objects("t/.nebula/manifest-") == 1 && !rebuild(&known) && holds("t", "a"));
         manifest_done(&known);
 }
 
@@ -279,7 +296,8 @@ ON_EACH_STORE(a_version_that_comes_meanwhile_stays)
 
 TAP_MAIN(TEST(a_damaged_manifest_is_made_again_as_the_next_entry), TEST(a_missing_manifest_takes_its_place_again_byte_by_byte),
          TEST(a_removed_version_is_not_lost_and_does_not_come_back), TEST(a_thinned_version_stays_thin),
-         TEST(nothing_is_written_unless_it_is_proven_which_version_it_was), TEST(memory_of_another_version_does_not_count),
+         TEST(nothing_is_written_unless_it_is_proven_which_version_it_was), TEST(memory_that_does_not_know_whether_it_was_durable_needs_a_sign_in_the_damaged_manifest),
+         TEST(memory_of_another_version_does_not_count),
          TEST(without_the_index_a_record_of_another_run_leaves_it_open),
          TEST(a_version_whose_record_is_damaged_or_that_took_files_over_is_refused), TEST(a_rebuild_that_was_killed_is_done_by_the_next_one),
          TEST(a_version_that_comes_meanwhile_stays))
