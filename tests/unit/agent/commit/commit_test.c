@@ -654,6 +654,54 @@ static void an_agent_that_is_not_the_remover_removes_nothing_however_many_versio
         storage_remove(storage);
 }
 
+/* So it may still replace that one when it is written. */
+static void a_version_follows_the_stored_one_of_its_tag_also_after_another_run_has_begun(void)
+{
+        struct version *stored, *version;
+        struct bench bench;
+        char storage[256];
+        uint64_t sequence;
+
+        storage_make(storage);
+        bench_init(&bench, NULL, storage);
+        strcpy(bench.session.run, "a");
+        ancestry_begin(bench.job, "a");
+        stored = bench_version(&bench, "t", 1, 2);
+        REQUIRE(stored && !bench_persist(&bench, stored));
+        sequence = stored->sequence;
+        strcpy(bench.session.run, "b");
+        ancestry_begin(bench.job, "b");
+        version = bench_version(&bench, "t", 3, 4);
+        REQUIRE(version && !strcmp(version->run, "b"));
+        CHECK(ancestry_covers(version, "a", sequence) && ancestry_base(version) == sequence);
+        bench.job->is_scanned = true;
+        ancestry_begin(bench.job, "c");
+        CHECK(!bench.job->is_scanned); /* other nodes may have written since */
+        CHECK(ancestry_covers(version, "a", sequence) && !ancestry_covers(version, "a", sequence + 1) && ancestry_base(version) == sequence);
+        bench_done(&bench, true);
+        storage_remove(storage);
+}
+
+/* A process of the run before still saves. */
+static void a_version_is_of_the_run_of_its_session_also_if_the_job_has_a_later_run(void)
+{
+        struct version *version;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        strcpy(bench.job->run, "later");
+        strcpy(bench.session.run, "earlier");
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "t", 2, &bench.error);
+        CHECK(version && !strcmp(version->run, "earlier") && version->writing == 1);
+        strcpy(bench.session.run, "later");
+        bench.session.nonce = 2;
+        version = commit_begin(&bench.catalogue, &bench.session, "u", 2, &bench.error);
+        CHECK(version && !strcmp(version->run, "later") && version->writing == 1);
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+}
+
 static const char *unlisted; /* lists of keys with this beginning fail */
 
 static enum nebula_status list_but_some(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
@@ -1111,5 +1159,7 @@ TAP_MAIN(TEST(files_of_ranks_that_are_no_more_do_not_carry_over), TEST(files_of_
          TEST(files_that_a_late_rank_does_not_write_again_carry_over),
          TEST(a_writing_that_was_found_in_storage_is_counted_once),
          TEST(an_agent_that_is_not_the_remover_removes_nothing_however_many_versions_are_over),
+         TEST(a_version_follows_the_stored_one_of_its_tag_also_after_another_run_has_begun),
+         TEST(a_version_is_of_the_run_of_its_session_also_if_the_job_has_a_later_run),
          TEST(a_version_has_no_other_nodes_if_trainers_of_all_its_ranks_are_connected_here),
          TEST(a_watch_reports_that_nodes_cannot_commit_because_of_storage))
