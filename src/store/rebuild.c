@@ -101,36 +101,111 @@ static enum nebula_status fill_head(const struct rebuilding *rebuilding, struct 
         return NEBULA_OK;
 }
 
-/* Without the index, a record of another writing that was meant for this entry may be the version of the damaged manifest. */
-static enum nebula_status check_rivals(const struct rebuilding *rebuilding, const char *prefix, struct nebula_error *error)
+typedef bool take_record(void *argument, const char *writing, const struct record *record);
+
+/* Reads all records of the tag, until `take` returns false. `record` NULL: it cannot be read. */
+static enum nebula_status read_records(const struct rebuilding *rebuilding, take_record *take, void *argument, struct nebula_error *error)
 {
         struct store_list list;
         char directory[MANIFEST_KEY_MAX];
-        bool has_rival = false;
+        bool goes_on = true;
         enum nebula_status status = manifest_key(directory, rebuilding->directory, MANIFEST_DIRECTORY "/", error);
 
         if (!status)
                 status = store_list_all(rebuilding->store, directory, false, &list, error);
         if (status)
                 return status;
-        for (size_t i = 0; i < list.count && !has_rival && !status; i++) {
+        for (size_t i = 0; i < list.count && goes_on && !status; i++) {
                 const char *name = manifest_behind_private(list.entries[i].key, rebuilding->directory);
                 struct manifest_entry entry = manifest_entry(name ? name : "");
                 struct record record = { 0 };
                 char *text;
                 size_t size;
 
-                if (entry.kind != ENTRY_RECORD || !strncmp(entry.writing, prefix, strlen(prefix)))
+                if (entry.kind != ENTRY_RECORD)
                         continue;
                 status = document_get(rebuilding->store, list.entries[i].key, &text, &size, NULL, error);
                 if (status)
                         break;
-                has_rival = record_parse(text, size, &record, NULL) || record.number == rebuilding->number;
+                goes_on = take(argument, entry.writing, record_parse(text, size, &record, NULL) ? NULL : &record);
                 record_done(&record);
                 free(text);
         }
         store_list_done(&list);
-        return status || !has_rival ? status : refuse(rebuilding, "two runs have written records for it, and the index does not say whose version it was", error);
+        return status;
+}
+
+struct rivals {
+        const char *prefix; /* of the version's own writing */
+        uint64_t number;
+        bool has_any;
+};
+
+static bool take_rival(void *argument, const char *writing, const struct record *record)
+{
+        struct rivals *rivals = argument;
+
+        rivals->has_any = strncmp(writing, rivals->prefix, strlen(rivals->prefix)) && (!record || record->number == rivals->number);
+        return !rivals->has_any;
+}
+
+/* Without the index, a record of another writing that was meant for this entry may be the version of the damaged manifest. */
+static enum nebula_status check_rivals(const struct rebuilding *rebuilding, const char *prefix, struct nebula_error *error)
+{
+        struct rivals rivals = { .prefix = prefix, .number = rebuilding->number };
+        enum nebula_status status = read_records(rebuilding, take_rival, &rivals, error);
+
+        return status || !rivals.has_any ? status :
+               refuse(rebuilding, "two runs have written records for it, and the index does not say whose version it was", error);
+}
+
+struct copies {
+        const struct manifest *head;
+        uint64_t number; /* the largest of a record of the run that is not above that of the manifest */
+        uint8_t *covered;
+        bool is_open;    /* two records with that number have the same rank */
+};
+
+static bool take_copy(void *argument, const char *writing, const struct record *record)
+{
+        struct copies *copies = argument;
+        const struct manifest *head = copies->head;
+
+        (void)writing;
+        if (!record || strcmp(record->run, head->run) || strcmp(record->job, head->job) || strcmp(record->tag, head->tag) || record->world != head->world ||
+            record->number > head->number || record->number < copies->number)
+                return true;
+        if (record->number > copies->number) {
+                memset(copies->covered, 0, head->world);
+                copies->is_open = false;
+        }
+        copies->number = record->number;
+        for (size_t i = 0; i < record->rank_count; i++) {
+                copies->is_open = copies->is_open || copies->covered[record->ranks[i].rank];
+                copies->covered[record->ranks[i].rank] = 1;
+        }
+        return true;
+}
+
+/* The writings of a copy of a version (transfer.h) have names that do not follow from the version's run. */
+static enum nebula_status gather_copied(const struct rebuilding *rebuilding, struct writer *writer, struct nebula_error *error)
+{
+        struct copies copies = { .head = &writer->manifest, .covered = calloc(writer->manifest.world, 1) };
+        const struct writer_goal goal = { .prefix = "", .world = writer->manifest.world, .is_late = true };
+        enum nebula_status status = copies.covered ? read_records(rebuilding, take_copy, &copies, error) :
+                                    error_set(error, NEBULA_NO_MEMORY, 0, "no memory for the manifest of \"%s\"", writer->manifest.tag);
+
+        free(copies.covered);
+        if (!status && copies.is_open)
+                status = refuse(rebuilding, "two records of it have the same rank", error);
+        if (status || !copies.number)
+                return status;
+        writer->manifest.number = copies.number;
+        writer->goal = &goal;
+        status = writer_gather(writer, error);
+        writer->goal = NULL;
+        writer->manifest.number = rebuilding->number;
+        return status;
 }
 
 /* The name of a try's writing has random digits, so only its own manifest has it. */
@@ -170,6 +245,8 @@ static enum nebula_status gather(const struct rebuilding *rebuilding, struct wri
                 status = refuse(rebuilding, "a record of it is missing, too", error);
         writer->goal = NULL;
         free(ranks);
+        if (!status && !head->record_count && rebuilding->has_row)
+                status = gather_copied(rebuilding, writer, error);
         if (!status && !rebuilding->has_row && !rebuilding->was_durable && !is_named(rebuilding, head))
                 status = refuse(rebuilding, "the index has no entry of it, and nothing shows that it was the version in memory", error);
         return status;

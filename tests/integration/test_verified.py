@@ -195,6 +195,22 @@ def test_a_damaged_or_missing_manifest_is_made_again_from_its_records(run, four,
 
 
 # fault: as test_a_damaged_or_missing_manifest_is_made_again_from_its_records
+def test_manifests_in_each_storage_are_made_again_from_their_records(run, nebula, four, each_storage):
+    assert run("copy", four, each_storage, "--all").returncode == 0
+    before = listed(run, each_storage)
+    requests = [{"do": "put", "key": "global_step2/.nebula/manifest-1.json", "value": "rubbish"}, {"do": "remove", "keys": ["global_step4/.nebula/manifest-1.json"]}]
+    told = subprocess.run(
+        [nebula, "store", "--path", each_storage], input="".join(json.dumps(one) + "\n" for one in requests), capture_output=True, text=True, timeout=60
+    )
+    assert told.returncode == 0 and "error" not in told.stdout, told
+    done = run("verify", "--all", "--repair", "--path", each_storage, "--json")
+    assert done.returncode == 0, done
+    assert [one["tag"] for one in json.loads(done.stdout)["versions"] for document in one["documents"] if "repaired" in document] == ["global_step2", "global_step4"]
+    assert {step: row["sequence"] for step, row in listed(run, each_storage).items()} == {step: row["sequence"] for step, row in before.items()}
+    assert run("verify", "--all", "--path", each_storage).returncode == 0
+
+
+# fault: as test_a_damaged_or_missing_manifest_is_made_again_from_its_records
 def test_a_manifest_that_cannot_be_made_again_is_named_with_the_cure(run, four):
     (manifest,) = (four / "global_step3/.nebula").glob("manifest-*")
     (record,) = (four / "global_step3/.nebula").glob("*.record-*")

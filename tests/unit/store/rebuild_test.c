@@ -209,6 +209,39 @@ ON_EACH_STORE(a_version_whose_record_is_damaged_or_that_took_files_over_is_refus
         CHECK(refuses(NULL, "do not name the files"));
 }
 
+/* A record as a copy of the version would have it: its name does not follow from the run. */
+static void put_copied_record(uint32_t attempt)
+{
+        struct record_rank ranks[] = { { 0, 1, 2 } };
+        struct record record = { .tag = "t", .run = "a", .number = 1, .world = 1, .persisted = 3, .ranks = ranks, .rank_count = 1 };
+        char key[MANIFEST_KEY_MAX], *text;
+        size_t size;
+
+        writing_name("", "copy of a", 1, attempt, record.writing);
+        if (record_key("t", record.writing, 0, key, NULL) || record_format(&record, &text, &size, NULL))
+                abort();
+        replace(key, text, size);
+        free(text);
+}
+
+ON_EACH_STORE(of_two_records_of_a_rank_that_copies_have_made_none_is_taken)
+{
+        struct manifest manifest;
+        char key[MANIFEST_KEY_MAX];
+
+        write_version(two_files("a", NULL));
+        load("t", &manifest);
+        if (record_key("t", manifest.records[0].writing, 0, key, NULL))
+                abort();
+        manifest_done(&manifest);
+        flip("t/.nebula/manifest-1.json", 40);
+        drop(key);
+        put_copied_record(1);
+        CHECK(refuses(NULL, "do not name the files"));
+        put_copied_record(2);
+        CHECK(refuses(NULL, "the same rank"));
+}
+
 static const struct store_ops *plain;
 static int calls_left;
 static struct author rival;
@@ -299,5 +332,6 @@ TAP_MAIN(TEST(a_damaged_manifest_is_made_again_as_the_next_entry), TEST(a_missin
          TEST(nothing_is_written_unless_it_is_proven_which_version_it_was), TEST(memory_that_does_not_know_whether_it_was_durable_needs_a_sign_in_the_damaged_manifest),
          TEST(memory_of_another_version_does_not_count),
          TEST(without_the_index_a_record_of_another_run_leaves_it_open),
-         TEST(a_version_whose_record_is_damaged_or_that_took_files_over_is_refused), TEST(a_rebuild_that_was_killed_is_done_by_the_next_one),
+         TEST(a_version_whose_record_is_damaged_or_that_took_files_over_is_refused), TEST(of_two_records_of_a_rank_that_copies_have_made_none_is_taken),
+         TEST(a_rebuild_that_was_killed_is_done_by_the_next_one),
          TEST(a_version_that_comes_meanwhile_stays))
