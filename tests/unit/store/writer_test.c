@@ -4,7 +4,9 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "os/os.h"
 #include "store/index.h"
+#include "store/manifest_check.h"
 #include "store/manifest_keys.h"
 #include "store/record.h"
 #include "store/scan.h"
@@ -318,8 +320,8 @@ static void put_record(const char *run, uint32_t rank, uint32_t attempt, uint64_
         free(text);
 }
 
-/* Gathers the records of two ranks for entry 3. */
-static enum nebula_status gather(size_t *ret_records)
+/* Gathers the records of two ranks for entry 3. `ret_manifest` may be NULL. */
+static enum nebula_status gather(size_t *ret_records, struct manifest *ret_manifest)
 {
         static const uint32_t ranks[] = { 0, 1 };
         char prefix[WRITING_MAX];
@@ -337,6 +339,10 @@ static enum nebula_status gather(size_t *ret_records)
         writer.goal = &goal;
         status = writer_gather(&writer, &error);
         *ret_records = writer.manifest.record_count;
+        if (ret_manifest) {
+                *ret_manifest = writer.manifest;
+                memset(&writer.manifest, 0, sizeof writer.manifest);
+        }
         writer_done(&writer);
         return status;
 }
@@ -352,14 +358,39 @@ static void a_manifest_names_the_records_of_its_own_entry_run_and_world_once_for
         put_record("a", 1, 3, 4, 2);
         put_record("b", 1, 4, 3, 2);
         put_record("a", 1, 5, 3, 4);
-        CHECK(gather(&records) == NEBULA_BUSY && records == 1 && strstr(error.message, "rank 1"));
+        CHECK(gather(&records, NULL) == NEBULA_BUSY && records == 1 && strstr(error.message, "rank 1"));
         put_record("a", 0, 6, 3, 2);
         put_record("a", 1, 7, 3, 2);
-        CHECK(!gather(&records) && records == 2);
+        CHECK(!gather(&records, NULL) && records == 2);
         store_close(store);
 }
 
-TAP_MAIN(TEST(a_manifest_names_the_records_of_its_own_entry_run_and_world_once_for_each_rank),
+/* It may have taken the files of that record for debris. */
+static void a_sweep_since_the_first_record_of_this_version_is_noticed_and_an_older_one_is_not(void)
+{
+        struct manifest manifest;
+        size_t records;
+
+        set_up();
+        put_record("a", 0, 1, 3, 2);
+        os->sleep_ms(1001); /* times of this store are seconds */
+        if (store_put_text(store, "t/.nebula/sweep-00000000000000aa.json", "x", STORE_ALWAYS, &error))
+                abort();
+        os->sleep_ms(1001); /* times of this store are seconds */
+        put_record("a", 1, 2, 3, 2);
+        REQUIRE(!gather(&records, &manifest));
+        if (store_put_text(store, "t/.nebula/manifest-3.json", "x", STORE_ALWAYS, &error))
+                abort();
+        CHECK(manifest_check_all(store, &manifest, &error) == NEBULA_BUSY);
+        manifest.sequence = manifest.records[manifest.records[1].rank].sequence = 2; /* the older record is of an earlier version */
+        CHECK(!manifest_check_all(store, &manifest, &error));
+        manifest.sequence = 1;
+        CHECK(!store_remove_one(store, "t/.nebula/sweep-00000000000000aa.json", &error) && !manifest_check_all(store, &manifest, &error));
+        manifest_done(&manifest);
+        store_close(store);
+}
+
+TAP_MAIN(TEST(a_sweep_since_the_first_record_of_this_version_is_noticed_and_an_older_one_is_not), TEST(a_manifest_names_the_records_of_its_own_entry_run_and_world_once_for_each_rank),
          TEST(a_version_that_is_written_has_its_index_entry_and_that_of_the_version_before_is_gone),
          TEST(a_version_whose_files_were_removed_is_taken_back_with_its_index_entry),
          TEST(a_search_finds_the_version_of_an_entry_whose_request_fails),
