@@ -682,6 +682,28 @@ static void a_version_follows_the_stored_one_of_its_tag_also_after_another_run_h
         storage_remove(storage);
 }
 
+/* This agent wrote the earlier one itself, whatever runs have begun since. */
+static void a_version_follows_an_earlier_one_of_its_tag_that_becomes_durable_late(void)
+{
+        struct version *first, *version, *other;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        strcpy(bench.session.run, "a");
+        ancestry_begin(bench.job, "a");
+        first = bench_version(&bench, "t", 1, 2);
+        strcpy(bench.session.run, "b");
+        ancestry_begin(bench.job, "b");
+        version = bench_version(&bench, "t", 3, 4);
+        other = bench_version(&bench, "u", 5, 6);
+        REQUIRE(first && version && other);
+        ancestry_begin(bench.job, "c");
+        CHECK(!ancestry_covers(version, "a", first->sequence));
+        ancestry_stored(first, first->sequence);
+        CHECK(ancestry_covers(version, "a", first->sequence) && !ancestry_covers(other, "a", first->sequence));
+        bench_done(&bench, true);
+}
+
 /* A process of the run before still saves. */
 static void a_version_is_of_the_run_of_its_session_also_if_the_job_has_a_later_run(void)
 {
@@ -1161,5 +1183,6 @@ TAP_MAIN(TEST(files_of_ranks_that_are_no_more_do_not_carry_over), TEST(files_of_
          TEST(an_agent_that_is_not_the_remover_removes_nothing_however_many_versions_are_over),
          TEST(a_version_follows_the_stored_one_of_its_tag_also_after_another_run_has_begun),
          TEST(a_version_is_of_the_run_of_its_session_also_if_the_job_has_a_later_run),
+         TEST(a_version_follows_an_earlier_one_of_its_tag_that_becomes_durable_late),
          TEST(a_version_has_no_other_nodes_if_trainers_of_all_its_ranks_are_connected_here),
          TEST(a_watch_reports_that_nodes_cannot_commit_because_of_storage))
