@@ -390,7 +390,24 @@ static void a_sweep_since_the_first_record_of_this_version_is_noticed_and_an_old
         store_close(store);
 }
 
-TAP_MAIN(TEST(a_sweep_since_the_first_record_of_this_version_is_noticed_and_an_older_one_is_not), TEST(a_manifest_names_the_records_of_its_own_entry_run_and_world_once_for_each_rank),
+static void of_a_version_that_is_written_again_only_its_own_records_go(void)
+{
+        struct writer writer = { .directory = "t" };
+        size_t records;
+
+        set_up();
+        put_record("a", 0, 1, 3, 2);
+        put_record("a", 1, 2, 3, 2);
+        REQUIRE(!gather(&records, &writer.manifest) && count("t/.nebula/w") == 2);
+        writer.store = store;
+        writer.manifest.sequence = writer.manifest.records[0].sequence = 2;
+        writer_drop_records(&writer);
+        CHECK(count("t/.nebula/w") == 1);
+        manifest_done(&writer.manifest);
+        store_close(store);
+}
+
+TAP_MAIN(TEST(of_a_version_that_is_written_again_only_its_own_records_go), TEST(a_sweep_since_the_first_record_of_this_version_is_noticed_and_an_older_one_is_not), TEST(a_manifest_names_the_records_of_its_own_entry_run_and_world_once_for_each_rank),
          TEST(a_version_that_is_written_has_its_index_entry_and_that_of_the_version_before_is_gone),
          TEST(a_version_whose_files_were_removed_is_taken_back_with_its_index_entry),
          TEST(a_search_finds_the_version_of_an_entry_whose_request_fails),
