@@ -184,7 +184,7 @@ soak: package
 partition: package
 	@$(BIN)/python tests/campaign/partition.py $(ARGS)
 	@$(BIN)/python tests/campaign/read_once.py
-mutants: setup-test
+mutants: package
 	@$(BIN)/python tests/mutation/mutate.py $(ARGS)
 
 # An agent that ends does not wait for a thread that hangs in storage: that is no leak.

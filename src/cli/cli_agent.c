@@ -205,8 +205,7 @@ static enum nebula_status find(struct cli_agent *agent, const char *persist_path
         return status;
 }
 
-static enum nebula_status describe(struct cli_agent *agent, uint64_t version_id, json_t **ret_description,
-                                   struct nebula_error *error)
+enum nebula_status cli_agent_describe(struct cli_agent *agent, uint64_t version_id, json_t **ret_description, struct nebula_error *error)
 {
         struct ipc_version request = { .version_id = version_id };
         enum nebula_status status = ask(agent, IPC_DESCRIBE, &request, sizeof request, error);
@@ -240,7 +239,7 @@ enum nebula_status cli_agent_find_younger(struct cli_agent *agent, const char *p
         enum nebula_status status = find(agent, persist_path, tag, &found, error);
 
         if (!status)
-                status = describe(agent, found.version_id, &description, error);
+                status = cli_agent_describe(agent, found.version_id, &description, error);
         if (status)
                 return status;
         if (!lies_in(description, "memory") ||

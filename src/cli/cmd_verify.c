@@ -17,6 +17,7 @@
 #include "os/os.h"
 #include "store/manifest_load.h"
 #include "store/place.h"
+#include "store/rebuild.h"
 #include "store/scan.h"
 #include "store/tag_log.h"
 
@@ -51,7 +52,7 @@ struct verify_target {
         struct cli_agent *agent; /* NULL: none runs, or it was not asked yet */
         bool asked_agent;
         struct store *from; /* that has sound copies; NULL: none is named */
-        bool has_new_documents; /* of the version that is checked now, from there */
+        const char *new_documents; /* the source of repaired documents of the version that is checked now; NULL: none was repaired */
         char path[TARGET_PATH_MAX];
 };
 
@@ -179,7 +180,7 @@ static enum nebula_status resolve(const char *given_path, const char *word, bool
                         manifest_done(&manifest);
                         return NEBULA_OK;
                 }
-                if (status == NEBULA_CORRUPT && word && strcmp(word, "latest")) {
+                if (word && strcmp(word, "latest") && (status == NEBULA_CORRUPT || (target->repairs && rebuild_is_lost(target->store, word)))) {
                         snprintf(target->tag, sizeof target->tag, "%s", word);
                         return NEBULA_OK; /* the check reports what is wrong with it */
                 }
@@ -265,9 +266,16 @@ static void tell_agent(struct verify_target *target, const struct manifest *mani
                 cli_agent_compared(target->agent, manifest->tag, manifest->sequence, is_ok, NULL);
 }
 
-static bool repairs_documents(const struct verify_target *target)
+/* Returns whether the version is to be looked at again. */
+static bool repairs_manifest(struct verify_target *target, const char *tag)
 {
-        return target->repairs && target->from && !target->has_new_documents;
+        bool has_changed = false;
+
+        if (target->repairs && !target->new_documents)
+                target->new_documents = repair_manifest(target->store, tag, target->from, &has_changed);
+        else
+                return false;
+        return has_changed || target->new_documents;
 }
 
 /* False: the version was removed or written again while it was checked. *ret_outage: the store did not answer, so nothing is known. */
@@ -285,21 +293,21 @@ static bool append_once(struct verify_target *target, const char *tag, json_t *v
         *ret_outage = (struct nebula_error){ 0 };
         if (status && store_class(&error) == STORE_AGAIN)
                 *ret_outage = error;
-        else if (status && status != NEBULA_NOT_FOUND && repairs_documents(target) && repair_manifest(target->store, tag, target->from))
-                return !(target->has_new_documents = true);
+        else if (status && (status != NEBULA_NOT_FOUND || rebuild_is_lost(target->store, tag)) && repairs_manifest(target, tag))
+                return false;
         else if (status && status != NEBULA_NOT_FOUND)
                 version = check_broken(target->store, tag, &error);
         if (!status) {
                 progress_begin(tag, manifest_size(&manifest));
                 part = part_of(target, &manifest, &began, &was_ok);
-                if (repairs_documents(target))
-                        target->has_new_documents = repair_records(target->store, &manifest, target->from);
+                if (target->repairs && target->from && !target->new_documents && repair_records(target->store, &manifest, target->from))
+                        target->new_documents = target->from->root;
                 version = check_version(target->store, &manifest, *target->name ? target->name : NULL, part, ret_outage);
                 if (version && target->repairs && !check_ok(version) && !ret_outage->status)
                         repair_version(target->store, &manifest, target->from, version);
-                if (version && target->has_new_documents)
-                        json_object_set_new(json_array_get(json_object_get(version, "documents"), 0), "repaired", json_string(target->from->root));
-                target->has_new_documents = false;
+                if (version && target->new_documents)
+                        json_object_set_new(json_array_get(json_object_get(version, "documents"), 0), "repaired", json_string(target->new_documents));
+                target->new_documents = NULL;
                 if (version && !ret_outage->status)
                         check_signatures(target->store, &manifest, version);
                 if (*target->tag && !ret_outage->status && shares_blocks(target->store))
@@ -332,6 +340,7 @@ static enum nebula_status append_version(struct verify_target *target, const cha
         enum nebula_status status = NEBULA_OK;
         struct nebula_error outage;
 
+        target->new_documents = NULL;
         for (int look = 0; look < LOOKS_MAX && status != NEBULA_NOT_FOUND; look++) {
                 if (!append_once(target, tag, versions, &status, &outage))
                         continue;
@@ -449,12 +458,31 @@ static void report_incomplete(struct store *store)
         for (size_t i = 0; i < list.count; i++) {
                 if (!list.entries[i].is_prefix || name_decode(list.entries[i].key, tag, NULL) || !is_begun(store, list.entries[i].key, tag))
                         continue;
-                if (is_storage_path(store, list.entries[i].key))
+                if (rebuild_is_lost(store, tag))
+                        cli_complain("%s was not checked: its manifest is missing; `nebula verify %s --repair` makes it again from its records", tag, tag);
+                else if (is_storage_path(store, list.entries[i].key))
                         cli_complain("%s was not checked: it is no checkpoint but a storage path with checkpoints of its own", tag);
                 else
                         cli_complain("%s was not checked: it has no manifest, so its writing is not finished or was interrupted", tag);
         }
         store_list_done(&list);
+}
+
+/* Repairs the versions whose manifests are missing, and checks them. */
+static enum nebula_status append_lost(struct verify_target *target, json_t *versions, struct nebula_error *error)
+{
+        struct store_list list;
+        char tag[256];
+        enum nebula_status status = store_list_all(target->store, "", false, &list, error), outcome = NEBULA_OK;
+
+        if (status)
+                return status;
+        for (size_t i = 0; i < list.count && !is_outage(outcome); i++)
+                if (list.entries[i].is_prefix && !name_decode(list.entries[i].key, tag, NULL) && is_begun(target->store, list.entries[i].key, tag) &&
+                    rebuild_is_lost(target->store, tag))
+                        outcome = append_version(target, tag, versions, error);
+        store_list_done(&list);
+        return is_outage(outcome) ? outcome : NEBULA_OK;
 }
 
 /* Checks all readable versions, oldest first, then adds the unreadable ones. */
@@ -470,6 +498,8 @@ static enum nebula_status append_all(struct verify_target *target, json_t *versi
         if (!is_outage(status))
                 status = scan.broken_count ? append_broken(target, &scan, versions, error) : NEBULA_OK;
         manifest_scan_done(&scan);
+        if (!status && target->repairs)
+                status = append_lost(target, versions, error);
         if (status)
                 return status;
         report_incomplete(target->store);
@@ -528,10 +558,15 @@ static enum nebula_status append_sample(struct verify_target *target, double sha
         for (; turns && checked < scan.count && !is_outage(status) && !target->budget->part.is_over; checked++)
                 if (is_due(target->budget, &turns[checked]))
                         status = append_version(target, turns[checked].manifest->tag, versions, error);
+        if (turns && !is_outage(status) && target->repairs) {
+                status = scan.broken_count ? append_broken(target, &scan, versions, error) : NEBULA_OK;
+                if (!status)
+                        status = append_lost(target, versions, error);
+        }
         if (turns && !is_outage(status)) {
                 status = NEBULA_OK;
-                target->passed_over = scan.broken_count;
-                if (scan.broken_count)
+                target->passed_over = target->repairs ? 0 : scan.broken_count;
+                if (scan.broken_count && !target->repairs)
                         cli_complain("%zu checkpoint%s cannot be read: %s", scan.broken_count, scan.broken_count == 1 ? "" : "s", scan.broken);
                 for (size_t i = checked; i < scan.count; i++)
                         never += turns[i].last.at <= 0;

@@ -10,10 +10,13 @@
 #include "cli/mapped.h"
 #include "os/os.h"
 #include "image/image.h"
+#include "store/document.h"
 #include "store/index.h"
+#include "store/line_document.h"
 #include "store/manifest_keys.h"
 #include "store/manifest_load.h"
 #include "store/manifest_publish.h"
+#include "store/rebuild.h"
 #include "store/repair_object.h"
 #include "store/transfer.h"
 #include "sum/sum.h"
@@ -190,7 +193,7 @@ static bool is_indexed(struct store *store, const struct manifest *there)
         return is_same;
 }
 
-bool repair_manifest(struct store *store, const char *tag, struct store *from)
+static bool from_copy(struct store *store, const char *tag, struct store *from)
 {
         const struct transfer transfer = { .from = from, .to = store, .replaces = true };
         struct nebula_error error = { 0 };
@@ -206,4 +209,69 @@ bool repair_manifest(struct store *store, const char *tag, struct store *from)
                 cli_complain("%s", error.message);
         manifest_done(&there);
         return is_repaired;
+}
+
+/* Files of the version itself. A file that carries over would need the record of another version. */
+static bool take_file(const json_t *one, struct manifest *known)
+{
+        const struct manifest_file file = { .name = text_of(one, "name"), .size = (uint64_t)json_integer_value(json_object_get(one, "size")),
+                                            .rank = (uint32_t)json_integer_value(json_object_get(one, "rank")) };
+
+        return json_integer_value(json_object_get(one, "sequence")) == (json_int_t)known->sequence && !manifest_add_file(known, &file, NULL);
+}
+
+static bool take_head(const json_t *version, struct manifest *known)
+{
+        struct document_reader reader = { .kind = "version", .error = &(struct nebula_error){ 0 } };
+
+        document_text(&reader, version, "tag", 0, known->tag, sizeof known->tag);
+        document_text(&reader, version, "job", 1, known->job, sizeof known->job);
+        document_text(&reader, version, "run", 1, known->run, sizeof known->run);
+        known->sequence = document_sequence(&reader, version);
+        known->writing = document_writing(&reader, version);
+        known->world = document_world(&reader, version);
+        line_parse(&reader, version, &known->line);
+        return !reader.status;
+}
+
+/* What memory, or that of another node, has of the version of a tag. */
+static bool find_known(struct store *store, const char *tag, struct manifest *known, bool *ret_was_durable)
+{
+        struct cli_agent *agent = NULL;
+        json_t *version = NULL, *files, *one;
+        uint64_t id;
+        size_t i;
+        bool is_known;
+
+        if (!cli_agent_open_if_any(store->root, &agent))
+                return false;
+        is_known = !cli_agent_find(agent, store->root, tag, &id, NULL) && !cli_agent_describe(agent, id, &version, NULL) && take_head(version, known);
+        *ret_was_durable = is_known && number_of(version, "durable_at") > 0;
+        files = json_object_get(version, "files");
+        is_known = is_known && !manifest_reserve(known, json_array_size(files), 0, NULL);
+        json_array_foreach(files, i, one)
+                is_known = is_known && take_file(one, known);
+        json_decref(version);
+        cli_agent_close(agent);
+        return is_known;
+}
+
+const char *repair_manifest(struct store *store, const char *tag, struct store *from, bool *ret_has_changed)
+{
+        struct manifest known = { 0 };
+        struct nebula_error error = { 0 };
+        /* A search by tag makes an agent take a version without a manifest for a removed one, so it is not asked then. */
+        bool was_durable = false, is_known = !rebuild_is_lost(store, tag) && find_known(store, tag, &known, &was_durable);
+        enum nebula_status status = rebuild_manifest(store, tag, is_known ? &known : NULL, was_durable, &error);
+
+        manifest_done(&known);
+        *ret_has_changed = status == NEBULA_BUSY;
+        if (!status)
+                return is_known ? "memory" : "its records";
+        if (status == NEBULA_BUSY)
+                return NULL;
+        if (from && from_copy(store, tag, from))
+                return from->root;
+        cli_complain("%s", error.message);
+        return NULL;
 }

@@ -1,6 +1,6 @@
 /*
  * repair.h - gives damaged files of a stored version their bytes back: from the agent's memory, which asks other nodes' memory, too, or from
- * another storage that has the version; its records and its manifest from another storage alone. Every byte is compared with the version's own checksums first, so it does not matter whose it is.
+ * another storage that has the version; its records from another storage alone. Every byte is compared with the version's own checksums first, so it does not matter whose it is.
  *
  * Threads: no shared state.
  */
@@ -14,8 +14,10 @@
 /* Writes the damaged records of a version again, from its copy in another storage, and returns whether it wrote any. A record is made from that of the
  * copy, and put in place only if it is, byte for byte, the one that the manifest names. */
 bool repair_records(struct store *store, const struct manifest *manifest, struct store *from);
-/* The newest entry of the tag cannot be read. If the index says that it was the version which `from` has, that one becomes the next entry. */
-bool repair_manifest(struct store *store, const char *tag, struct store *from);
+/* The newest entry of the tag cannot be read, or is missing. Its manifest is made again from the records, the index and memory (rebuild.h). Else, if the index
+ * says that it was the version which `from` (NULL: none) has, that one becomes the next entry. Returns the source of the repair. NULL: there is none, and a line
+ * on stderr says why; *ret_has_changed: the tag was written again or removed meanwhile. */
+const char *repair_manifest(struct store *store, const char *tag, struct store *from, bool *ret_has_changed);
 
 /* `version`: the result of check_version (check.h). Repairs its damaged files, and checks them again: a file that is sound then gets "ok": true, no damage,
  * and "repaired": the source. `from` NULL: memory alone. */

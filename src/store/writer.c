@@ -495,6 +495,17 @@ static enum nebula_status show_files(struct writer *writer, struct nebula_error 
         return NEBULA_OK;
 }
 
+/* The number of the missing entry, else the next one. */
+static enum nebula_status rebuilt_number(struct writer *writer, struct nebula_error *error)
+{
+        enum nebula_status status = writer_number(writer, error);
+        uint64_t lost = writer->before.manifest.number;
+
+        if (!status && writer->before.number < lost && writer->manifest.number <= lost)
+                writer->manifest.number = lost;
+        return status;
+}
+
 static step *const ways[][17] = {
         [WRITER_ALONE] = { writer_number, list_names, drop_index, upload, look_again, describe, put_records, look_again, publish,
                            writer_compile, look_again, writer_sign, enter, check_own, show_files },
@@ -502,6 +513,7 @@ static step *const ways[][17] = {
         [WRITER_SHARE] = { drop_index, upload, look_again, describe, put_claims, look_again, publish, show },
         [WRITER_GATHER] = { writer_number, drop_index, writer_gather, look_again, writer_sign, enter, check_common, show_files },
         [WRITER_REPEAT] = { enter_again, check_common, show_files },
+        [WRITER_REBUILD] = { rebuilt_number, writer_compile, describe, look_again, enter, check_own, show_files },
         [WRITER_THIN] = { writer_number, drop_index, writer_compile, look_again, enter, check_own, show_files },
         [WRITER_COPY] = { writer_number, list_names, drop_index, describe, claim_or_adopt, publish, show,
                           writer_compile, look_again, writer_sign, enter, check_own, show_files },

@@ -61,6 +61,7 @@ struct writer_goal {
         uint32_t world;
         size_t record_count;   /* no record is read before there are so many, unless `is_late` */
         bool is_late;
+        bool is_earlier;       /* records that were meant for an earlier entry count, too */
 };
 
 struct writer {
@@ -94,6 +95,7 @@ enum writer_way {
         WRITER_SHARE,  /* one node's part of a version; writer_number comes before */
         WRITER_GATHER, /* the manifest of a version whose parts are written */
         WRITER_REPEAT, /* the version is in storage, and was perhaps not concluded */
+        WRITER_REBUILD, /* the entry of a version whose own one is damaged or missing (rebuild.h): as WRITER_THIN, and `describe` compares it */
         WRITER_THIN,   /* the entry of a version that keeps only the files in is_carried */
         WRITER_COPY,   /* as WRITER_ALONE, but goes on where an earlier call with the same names of writings was interrupted */
 };

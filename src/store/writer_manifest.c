@@ -89,8 +89,8 @@ static bool adds_ranks(const struct writer *writer, const uint8_t *covered, cons
 {
         const struct manifest *manifest = &writer->manifest;
 
-        if (strcmp(record->run, manifest->run) || strcmp(record->tag, manifest->tag) || record->number != manifest->number ||
-            record->world != writer->goal->world)
+        if (strcmp(record->run, manifest->run) || strcmp(record->tag, manifest->tag) ||
+            (writer->goal->is_earlier ? record->number > manifest->number : record->number != manifest->number) || record->world != writer->goal->world)
                 return false;
         for (size_t i = 0; i < record->rank_count; i++)
                 if (covered[record->ranks[i].rank])

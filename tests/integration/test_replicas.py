@@ -224,6 +224,29 @@ def test_a_file_that_has_rotted_is_repaired_from_a_peers_memory(world):
     assert file.read_bytes() == sound
 
 
+# fault: as test_a_damaged_or_missing_manifest_is_made_again_from_its_records
+def test_a_manifest_is_made_again_from_a_peers_memory_if_the_index_is_gone_too(world):
+    world.holder("b")
+    a = world.node("a")
+    job = a.start("first()\ncopied(save(1)).wait('durable', 60)\nsay('there'); sys.stdin.readline()")
+    assert job.stdout.readline() == "there\n", job.stderr.read() if job.poll() else a.log
+    a.lose(job)
+    (manifest,) = (world.persist / "global_step1/.nebula").glob("manifest-*")
+    sound = json.loads(manifest.read_text())
+    manifest.write_text(manifest.read_text().replace('"world"', '"wold"'))
+    shutil.rmtree(world.persist / ".nebula/index")
+    job = a.start("nm.list_checkpoints(); say('there'); sys.stdin.readline()")
+    assert job.stdout.readline() == "there\n"
+    command = [os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path(), "verify", "global_step1", "--repair", "--json", "--path", str(world.persist)]
+    done = subprocess.run(command, env=a.environment, capture_output=True, text=True, timeout=60, check=False)
+    job.kill()
+    assert done.returncode == 0, done.stdout + done.stderr + a.log
+    assert json.loads(done.stdout)["versions"][0]["documents"][0]["repaired"] == "memory"
+    (manifest,) = (world.persist / "global_step1/.nebula").glob("manifest-*")
+    now = json.loads(manifest.read_text())
+    assert all(now[name] == sound[name] for name in sound if name not in ("host", "number", "crc64")) and now["number"] == sound["number"] + 1
+
+
 RANK = """
 def save(step):
     ckpt = nm.Checkpoint(f"global_step{step}", -2)

@@ -138,10 +138,12 @@ def test_damaged_manifests_and_records_are_repaired_from_another_storage(run, fo
     (record,) = (four / "global_step1/.nebula").glob("*.record-*")
     (lost,) = (four / "global_step2/.nebula").glob("*.record-*")
     (manifest,) = (four / "global_step3/.nebula").glob("manifest-*")
+    (its,) = (four / "global_step3/.nebula").glob("*.record-*")
     sound = record.read_bytes(), lost.read_bytes()
     spoil(record)
     lost.unlink()
     spoil(manifest)
+    its.unlink()  # so the manifest cannot be made again
     before = listed(run, four)
     assert run("verify", "--all", "--repair", "--path", four).returncode == 1, "no source is named"
     done = run("verify", "--all", "--repair", "--from", each_storage, "--path", four, "--json")
@@ -160,9 +162,84 @@ def test_a_manifest_is_not_repaired_from_another_version_of_its_tag(run, four, m
     make("global_step4", "a.pt=4000", "b.pt=5000")  # a newer writing
     (manifest,) = (four / "global_step4/.nebula").glob("manifest-*")
     spoil(manifest)
+    (record,) = (four / "global_step4/.nebula").glob("*.record-*")
+    record.unlink()  # so it cannot be made again
     kept = manifest.read_bytes()
     assert run("verify", "--all", "--repair", "--from", other, "--path", four).returncode == 1
     assert manifest.read_bytes() == kept
+
+
+# fault (Storage): A manifest is damaged or missing, and its records and the index, or memory, say what it was.
+# result: `nebula verify --repair` makes it again. Else it writes nothing, and says why and what to do. A newer version of the tag stays.
+@pytest.mark.parametrize("is_missing", [False, True])
+@pytest.mark.parametrize("words", [["--all"], ["--every", "7d"], ["global_step3"]])
+def test_a_damaged_or_missing_manifest_is_made_again_from_its_records(run, four, make, is_missing, words):
+    make("global_step3", "a.pt=4000", "b.pt=5000", "--writing", "2")
+    (manifest,) = (four / "global_step3/.nebula").glob("manifest-*")
+    before, files = listed(run, four), {path: path.read_bytes() for path in four.glob("*/*.pt")}
+    if is_missing:
+        manifest.unlink()
+    else:
+        spoil(manifest)
+    done = run("verify", *words, "--path", four)
+    assert done.returncode or (is_missing and "its manifest is missing" in done.stderr) or "--every" in words
+    done = run("verify", *words, "--repair", "--json", "--path", four)
+    told = json.loads(done.stdout)
+    assert done.returncode == 0 and told["ok"], done
+    assert [(one["tag"], document["repaired"]) for one in told["versions"] for document in one["documents"] if "repaired" in document] == [("global_step3", "its records")]
+    assert run("verify", "--all", "--path", four).returncode == 0
+    after = listed(run, four)
+    changed = {(step, name) for step, row in after.items() for name in row if row[name] != before[step][name] and "verified" not in name}
+    assert changed == (set() if is_missing else {(3, "entry")})
+    assert {path: path.read_bytes() for path in four.glob("*/*.pt")} == files
+
+
+# fault: as test_a_damaged_or_missing_manifest_is_made_again_from_its_records
+def test_manifests_in_each_storage_are_made_again_from_their_records(run, nebula, four, each_storage):
+    assert run("copy", four, each_storage, "--all").returncode == 0
+    before = listed(run, each_storage)
+    requests = [{"do": "put", "key": "global_step2/.nebula/manifest-1.json", "value": "rubbish"}, {"do": "remove", "keys": ["global_step4/.nebula/manifest-1.json"]}]
+    told = subprocess.run(
+        [nebula, "store", "--path", each_storage], input="".join(json.dumps(one) + "\n" for one in requests), capture_output=True, text=True, timeout=60
+    )
+    assert told.returncode == 0 and "error" not in told.stdout, told
+    done = run("verify", "--all", "--repair", "--path", each_storage, "--json")
+    assert done.returncode == 0, done
+    assert [one["tag"] for one in json.loads(done.stdout)["versions"] for document in one["documents"] if "repaired" in document] == ["global_step2", "global_step4"]
+    assert {step: row["sequence"] for step, row in listed(run, each_storage).items()} == {step: row["sequence"] for step, row in before.items()}
+    assert run("verify", "--all", "--path", each_storage).returncode == 0
+
+
+# fault: as test_a_damaged_or_missing_manifest_is_made_again_from_its_records
+def test_a_manifest_that_cannot_be_made_again_is_named_with_the_cure(run, four):
+    (manifest,) = (four / "global_step3/.nebula").glob("manifest-*")
+    (record,) = (four / "global_step3/.nebula").glob("*.record-*")
+    spoil(manifest)
+    spoil(record)
+    kept = manifest.read_bytes()
+    done = run("verify", "--all", "--repair", "--path", four)
+    assert done.returncode == 1 and manifest.read_bytes() == kept
+    assert f"global_step3/.nebula/{manifest.name} cannot be made again" in done.stderr and "--from PATH" in done.stderr
+
+
+# fault: as test_a_damaged_or_missing_manifest_is_made_again_from_its_records
+def test_repairs_at_once_of_which_one_is_killed_leave_one_whole_version(nebula, run, four):
+    for look in range(8):
+        tag = f"global_step{1 + look % 4}"
+        (manifest,) = (four / tag / ".nebula").glob("manifest-*")
+        if look % 2:
+            spoil(manifest)
+        else:
+            manifest.unlink()
+        command = [nebula, "verify", tag, "--repair", "--path", four]
+        three = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(3)]
+        time.sleep(0.002 * look)
+        three[0].kill()
+        for one in three:
+            one.wait(60)
+        assert run("verify", tag, "--path", four).returncode == 0
+        assert len(list((four / tag / ".nebula").glob("manifest-*"))) == 1
+    assert [len(one["files"]) for one in json.loads(run("verify", "--all", "--json", "--path", four).stdout)["versions"]] == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("words", [["--rate", "0"], ["--rate", "x"], ["--every", "x"], ["--from", "/tmp"], ["--every", "7d", "--all"]])

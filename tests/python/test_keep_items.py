@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 import nebulaml as nm
@@ -46,7 +47,7 @@ def test_older_versions_keep_their_weights_alone(place):
         save(manager, [6])
         until(lambda: optimizers(place) == [5, 6], 60, "two optimizers stay")
         assert manager.checkpoint(4).load("model.pt")["w"][0] == 4
-    assert subprocess.run([locate.agent_path(), "verify", "--all", "--path", str(place.storage)], capture_output=True, check=True)
+    assert subprocess.run([os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path(), "verify", "--all", "--path", str(place.storage)], capture_output=True, check=True)
 
 
 def test_rules_for_versions_and_for_items_work_together_and_pins_stay_whole(place):
@@ -88,7 +89,7 @@ def test_patterns_of_init_name_files_of_frameworks(nm, place):  # noqa: F811
 def test_prune_thins_what_no_rule_keeps(place):
     with nm.Manager(place.storage) as manager:
         save(manager, [1, 2, 3, 4])
-    prune = [locate.agent_path(), "prune", "--path", str(place.storage), "--keep-last", "2", "--thin", "optimizer*"]
+    prune = [os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path(), "prune", "--path", str(place.storage), "--keep-last", "2", "--thin", "optimizer*"]
     said = subprocess.run(prune, capture_output=True, text=True, check=True).stdout
     assert "would be thinned" in said and optimizers(place) == [1, 2, 3, 4]
     said = subprocess.run([*prune, "--yes"], capture_output=True, text=True, check=True).stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -47,7 +48,7 @@ class Job:
 
     def command(self, *arguments, code=0):
         done = subprocess.run(
-            [locate.agent_path(), *arguments, "--path", str(self.place.storage)], capture_output=True, text=True, timeout=60
+            [os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path(), *arguments, "--path", str(self.place.storage)], capture_output=True, text=True, timeout=60
         )
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,84 @@ def test_a_file_that_has_rotted_in_storage_is_repaired_from_the_agents_memory(pl
     assert done.returncode == 0, done.stderr
     assert [one["repaired"] for one in json.loads(done.stdout)["versions"][0]["files"]] == ["memory"]
     assert file.read_bytes() == sound
+
+
+def spoil_manifest(place, tag: str) -> None:
+    (manifest,) = (place.storage / tag / ".nebula").glob("manifest-*")
+    flip(manifest, 40)
+
+
+def repair(place) -> list[tuple[str, str]]:
+    done = nebula("verify", "--all", "--repair", "--json", "--path", place.storage)
+    assert done.returncode == 0, done
+    return [(one["tag"], document["repaired"]) for one in json.loads(done.stdout)["versions"] for document in one["documents"] if "repaired" in document]
+
+
+# fault: as test_a_damaged_or_missing_manifest_is_made_again_from_its_records
+def test_a_manifest_is_made_again_from_the_agents_memory_if_the_index_is_gone_too(place):
+    file = save(place)
+    sound = file.read_bytes()
+    spoil_manifest(place, "global_step1")
+    shutil.rmtree(place.storage / ".nebula/index")
+    assert repair(place) == [("global_step1", "memory")]
+    assert file.read_bytes() == sound and nebula("verify", "--all", "--path", place.storage).returncode == 0
+    save(place, "global_step1")  # again
+    save(place, "global_step2")
+    assert torch.equal(nm.get_checkpoint("global_step1").load("model.pt")["value"], torch.arange(3 << 20, dtype=torch.float32))
+
+
+# fault: as test_a_damaged_or_missing_manifest_is_made_again_from_its_records
+def test_a_manifest_of_a_later_line_of_history_is_made_again_with_it(place):
+    for step in (1, 2, 3):
+        save(place, f"global_step{step}")
+    nm._shutdown()
+    nm.init(str(place.storage), 0, 2)
+    nm.get_checkpoint("global_step1").load("model.pt")
+    for step in (2, 3):  # another line
+        save(place, f"global_step{step}")
+    (manifest,) = (place.storage / "global_step3" / ".nebula").glob("manifest-*")
+    line = json.loads(manifest.read_text())["line"]
+    spoil_manifest(place, "global_step3")
+    assert repair(place) == [("global_step3", "memory")]
+    (manifest,) = (place.storage / "global_step3" / ".nebula").glob("manifest-*")
+    assert json.loads(manifest.read_text())["line"] == line
+    nm._shutdown()
+    assert nebula("stop").returncode == 0
+    manifest.unlink()
+    assert repair(place) == [("global_step3", "its records")]
+    assert json.loads(next((place.storage / "global_step3" / ".nebula").glob("manifest-*")).read_text())["line"] == line
+
+
+ANOTHER_RUN = """
+import sys, torch, nebulaml as nm
+nm.init(sys.argv[1], 0, 2)
+assert nm.get_latest_checkpoint() is not None
+for number in range(4):
+    with nm.Checkpoint("global_step1") as checkpoint:
+        checkpoint.save("model.pt", {"value": torch.full((1000,), float(number))})
+    checkpoint.wait("durable", 60)
+nm._shutdown()
+"""
+
+
+# fault: as test_a_damaged_or_missing_manifest_is_made_again_from_its_records
+def test_a_tag_that_another_run_writes_again_during_repairs_keeps_its_newest_version(place):
+    save(place)
+    save(place, "global_step0")
+    nm._shutdown()
+    other = subprocess.Popen([sys.executable, "-c", ANOTHER_RUN, str(place.storage)])
+    while other.poll() is None:
+        for tag in ("global_step0", "global_step1"):
+            try:
+                spoil_manifest(place, tag)
+            except (ValueError, OSError):  # the other run is just writing it
+                continue
+            nebula("verify", tag, "--repair", "--path", place.storage)
+    assert other.returncode == 0
+    repair(place)
+    assert nebula("verify", "--all", "--path", place.storage).returncode == 0
+    nm.init(str(place.storage), 0, 2)
+    assert torch.equal(nm.get_checkpoint("global_step1").load("model.pt")["value"], torch.full((1000,), 3.0))
 
 
 @pytest.fixture

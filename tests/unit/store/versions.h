@@ -284,7 +284,7 @@ static inline void author_fill_head(struct author *writer)
         const struct manifest *before = &writer->real.before.manifest;
 
         strcpy(manifest->run, writer->run);
-        manifest->writing = before->writing + 1;
+        manifest->writing = writer->sequence; /* that of its name */
         manifest->sequence = writer->sequence <= before->sequence ? before->sequence + 1 : writer->sequence;
         manifest->step = name_step(writer->tag);
         manifest->world = 1;

@@ -4,12 +4,14 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "os/os.h"
 #include "store/index.h"
+#include "store/manifest_check.h"
 #include "store/manifest_keys.h"
 #include "store/record.h"
 #include "store/scan.h"
 #include "store/store_mem.h"
-#include "store/writer.h"
+#include "store/writer_private.h"
 #include "tap.h"
 #include "watched.h"
 
@@ -302,7 +304,111 @@ static void a_first_writing_is_not_durable_under_the_number_of_a_removal(void)
         store_close(store);
 }
 
-TAP_MAIN(TEST(a_version_that_is_written_has_its_index_entry_and_that_of_the_version_before_is_gone),
+/* Puts the record of a rank that saved no file. */
+static void put_record(const char *run, uint32_t rank, uint32_t attempt, uint64_t number, uint32_t world)
+{
+        struct record_rank ranks[] = { { rank, 1, 2 } };
+        struct record record = { .tag = "t", .number = number, .world = world, .persisted = 3, .ranks = ranks, .rank_count = 1 };
+        char key[MANIFEST_KEY_MAX], *text;
+        size_t size;
+
+        strcpy(record.run, run);
+        writing_name("", "a", 1, attempt, record.writing);
+        if (record_key("t", record.writing, rank, key, NULL) || record_format(&record, &text, &size, NULL) ||
+            store->ops->put(store, key, text, size, STORE_IF_ABSENT, NULL, NULL, &error))
+                abort();
+        free(text);
+}
+
+/* Gathers the records of two ranks for entry 3. `ret_manifest` may be NULL. */
+static enum nebula_status gather(size_t *ret_records, struct manifest *ret_manifest)
+{
+        static const uint32_t ranks[] = { 0, 1 };
+        char prefix[WRITING_MAX];
+        const struct writer_goal goal = { .prefix = prefix, .ranks = ranks, .rank_count = 2, .world = 2, .is_late = true };
+        struct writer writer;
+        enum nebula_status status;
+
+        if (writer_init(&writer, store, &of_one_file, NULL, "t", &error))
+                abort();
+        strcpy(writer.manifest.tag, "t");
+        strcpy(writer.manifest.run, "a");
+        writer.manifest.number = 3;
+        writer.manifest.sequence = 1;
+        writing_prefix("", "a", 1, prefix);
+        writer.goal = &goal;
+        status = writer_gather(&writer, &error);
+        *ret_records = writer.manifest.record_count;
+        if (ret_manifest) {
+                *ret_manifest = writer.manifest;
+                memset(&writer.manifest, 0, sizeof writer.manifest);
+        }
+        writer_done(&writer);
+        return status;
+}
+
+/* Records of an earlier try, of another run and of another world lie beside them, and two tries of rank 0. */
+static void a_manifest_names_the_records_of_its_own_entry_run_and_world_once_for_each_rank(void)
+{
+        size_t records;
+
+        set_up();
+        put_record("a", 0, 1, 3, 2);
+        put_record("a", 1, 2, 2, 2);
+        put_record("a", 1, 3, 4, 2);
+        put_record("b", 1, 4, 3, 2);
+        put_record("a", 1, 5, 3, 4);
+        CHECK(gather(&records, NULL) == NEBULA_BUSY && records == 1 && strstr(error.message, "rank 1"));
+        put_record("a", 0, 6, 3, 2);
+        put_record("a", 1, 7, 3, 2);
+        CHECK(!gather(&records, NULL) && records == 2);
+        store_close(store);
+}
+
+/* It may have taken the files of that record for debris. */
+static void a_sweep_since_the_first_record_of_this_version_is_noticed_and_an_older_one_is_not(void)
+{
+        struct manifest manifest;
+        size_t records;
+
+        set_up();
+        put_record("a", 0, 1, 3, 2);
+        os->sleep_ms(1001); /* times of this store are seconds */
+        if (store_put_text(store, "t/.nebula/sweep-00000000000000aa.json", "x", STORE_ALWAYS, &error))
+                abort();
+        os->sleep_ms(1001); /* times of this store are seconds */
+        put_record("a", 1, 2, 3, 2);
+        REQUIRE(!gather(&records, &manifest));
+        if (store_put_text(store, "t/.nebula/manifest-3.json", "x", STORE_ALWAYS, &error))
+                abort();
+        CHECK(manifest_check_all(store, &manifest, &error) == NEBULA_BUSY);
+        manifest.sequence = manifest.records[manifest.records[1].rank].sequence = 2; /* the older record is of an earlier version */
+        CHECK(!manifest_check_all(store, &manifest, &error));
+        manifest.sequence = 1;
+        CHECK(!store_remove_one(store, "t/.nebula/sweep-00000000000000aa.json", &error) && !manifest_check_all(store, &manifest, &error));
+        manifest_done(&manifest);
+        store_close(store);
+}
+
+static void of_a_version_that_is_written_again_only_its_own_records_go(void)
+{
+        struct writer writer = { .directory = "t" };
+        size_t records;
+
+        set_up();
+        put_record("a", 0, 1, 3, 2);
+        put_record("a", 1, 2, 3, 2);
+        REQUIRE(!gather(&records, &writer.manifest) && count("t/.nebula/w") == 2);
+        writer.store = store;
+        writer.manifest.sequence = writer.manifest.records[0].sequence = 2;
+        writer_drop_records(&writer);
+        CHECK(count("t/.nebula/w") == 1);
+        manifest_done(&writer.manifest);
+        store_close(store);
+}
+
+TAP_MAIN(TEST(of_a_version_that_is_written_again_only_its_own_records_go), TEST(a_sweep_since_the_first_record_of_this_version_is_noticed_and_an_older_one_is_not), TEST(a_manifest_names_the_records_of_its_own_entry_run_and_world_once_for_each_rank),
+         TEST(a_version_that_is_written_has_its_index_entry_and_that_of_the_version_before_is_gone),
          TEST(a_version_whose_files_were_removed_is_taken_back_with_its_index_entry),
          TEST(a_search_finds_the_version_of_an_entry_whose_request_fails),
          TEST(if_another_program_made_the_entry_first_only_the_index_entry_of_that_one_stays),

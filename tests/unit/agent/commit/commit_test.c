@@ -631,6 +631,99 @@ static void an_agent_sweeps_the_numbers_of_removals_once_an_hour(void)
         storage_remove(storage);
 }
 
+/* It only looks which of them the remover has removed. */
+static void an_agent_that_is_not_the_remover_removes_nothing_however_many_versions_are_over(void)
+{
+        struct version *version;
+        struct bench bench;
+        char storage[256], tag[32];
+
+        storage_make(storage);
+        bench_init(&bench, NULL, storage);
+        for (unsigned i = 0; i < 40; i++) {
+                snprintf(tag, sizeof tag, "t%u", i);
+                version = bench_version(&bench, tag, i + 1, 0);
+                REQUIRE(version && !bench_persist(&bench, version));
+        }
+        bench_keep(bench.job, 1);
+        bench.job->is_remover = false;
+        CHECK(!bench_retain(&bench) && bench.job->known.count == 40);
+        bench.job->is_remover = true;
+        CHECK(!bench_retain(&bench) && bench.job->known.count == 1);
+        bench_done(&bench, true);
+        storage_remove(storage);
+}
+
+/* So it may still replace that one when it is written. */
+static void a_version_follows_the_stored_one_of_its_tag_also_after_another_run_has_begun(void)
+{
+        struct version *stored, *version;
+        struct bench bench;
+        char storage[256];
+        uint64_t sequence;
+
+        storage_make(storage);
+        bench_init(&bench, NULL, storage);
+        strcpy(bench.session.run, "a");
+        ancestry_begin(bench.job, "a");
+        stored = bench_version(&bench, "t", 1, 2);
+        REQUIRE(stored && !bench_persist(&bench, stored));
+        sequence = stored->sequence;
+        strcpy(bench.session.run, "b");
+        ancestry_begin(bench.job, "b");
+        version = bench_version(&bench, "t", 3, 4);
+        REQUIRE(version && !strcmp(version->run, "b"));
+        CHECK(ancestry_covers(version, "a", sequence) && ancestry_base(version) == sequence);
+        bench.job->is_scanned = true;
+        ancestry_begin(bench.job, "c");
+        CHECK(!bench.job->is_scanned); /* other nodes may have written since */
+        CHECK(ancestry_covers(version, "a", sequence) && !ancestry_covers(version, "a", sequence + 1) && ancestry_base(version) == sequence);
+        bench_done(&bench, true);
+        storage_remove(storage);
+}
+
+/* This agent wrote the earlier one itself, whatever runs have begun since. */
+static void a_version_follows_an_earlier_one_of_its_tag_that_becomes_durable_late(void)
+{
+        struct version *first, *version, *other;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        strcpy(bench.session.run, "a");
+        ancestry_begin(bench.job, "a");
+        first = bench_version(&bench, "t", 1, 2);
+        strcpy(bench.session.run, "b");
+        ancestry_begin(bench.job, "b");
+        version = bench_version(&bench, "t", 3, 4);
+        other = bench_version(&bench, "u", 5, 6);
+        REQUIRE(first && version && other);
+        ancestry_begin(bench.job, "c");
+        CHECK(!ancestry_covers(version, "a", first->sequence));
+        ancestry_stored(first, first->sequence);
+        CHECK(ancestry_covers(version, "a", first->sequence) && !ancestry_covers(other, "a", first->sequence));
+        bench_done(&bench, true);
+}
+
+/* A process of the run before still saves. */
+static void a_version_is_of_the_run_of_its_session_also_if_the_job_has_a_later_run(void)
+{
+        struct version *version;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        strcpy(bench.job->run, "later");
+        strcpy(bench.session.run, "earlier");
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "t", 2, &bench.error);
+        CHECK(version && !strcmp(version->run, "earlier") && version->writing == 1);
+        strcpy(bench.session.run, "later");
+        bench.session.nonce = 2;
+        version = commit_begin(&bench.catalogue, &bench.session, "u", 2, &bench.error);
+        CHECK(version && !strcmp(version->run, "later") && version->writing == 1);
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+}
+
 static const char *unlisted; /* lists of keys with this beginning fail */
 
 static enum nebula_status list_but_some(struct store *store, const char *prefix, bool deep, const char *from, struct store_page *ret_page,
@@ -889,6 +982,44 @@ static void a_goal_that_is_set_while_an_open_ended_version_is_looked_at_counts(v
         storage_remove(storage);
 }
 
+/* A launcher says of each rank that it is alone on its node. */
+static void a_version_has_no_other_nodes_if_trainers_of_all_its_ranks_are_connected_here(void)
+{
+        struct version *version;
+        struct session other;
+        struct bench bench;
+        char storage[256];
+
+        storage_make(storage);
+        bench_init(&bench, NULL, storage);
+        bench.job->settings.world = bench.session.world = 2;
+        bench.job->settings.local_world = 1;
+        other = bench.session;
+        other.rank = 1;
+        other.nonce = 2;
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_ALL_RANKS, &bench.error);
+        REQUIRE(version);
+        version->is_spread = false;
+        CHECK(world_is_spread(&bench.catalogue, version));
+        bench.catalogue.sessions = &other;
+        CHECK(!world_is_spread(&bench.catalogue, version));
+        other.role = IPC_ROLE_READER;
+        CHECK(world_is_spread(&bench.catalogue, version));
+        other.role = IPC_ROLE_TRAINER;
+        other.connection_count = 0; /* it has gone */
+        CHECK(world_is_spread(&bench.catalogue, version));
+        other.connection_count = 1;
+        other.rank = 2; /* of a larger world before */
+        CHECK(world_is_spread(&bench.catalogue, version));
+        other.rank = 0; /* has a part of it */
+        CHECK(world_is_spread(&bench.catalogue, version));
+        bench.catalogue.sessions = NULL;
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+        storage_remove(storage);
+}
+
 /* The clock of the node that wrote the earlier one was ahead. */
 static void of_two_writings_of_one_run_the_one_that_was_begun_later_may_replace_the_other(void)
 {
@@ -1049,4 +1180,9 @@ TAP_MAIN(TEST(files_of_ranks_that_are_no_more_do_not_carry_over), TEST(files_of_
          TEST(a_file_still_being_copied_when_other_nodes_commit_is_not_part_of_the_version),
          TEST(files_that_a_late_rank_does_not_write_again_carry_over),
          TEST(a_writing_that_was_found_in_storage_is_counted_once),
+         TEST(an_agent_that_is_not_the_remover_removes_nothing_however_many_versions_are_over),
+         TEST(a_version_follows_the_stored_one_of_its_tag_also_after_another_run_has_begun),
+         TEST(a_version_is_of_the_run_of_its_session_also_if_the_job_has_a_later_run),
+         TEST(a_version_follows_an_earlier_one_of_its_tag_that_becomes_durable_late),
+         TEST(a_version_has_no_other_nodes_if_trainers_of_all_its_ranks_are_connected_here),
          TEST(a_watch_reports_that_nodes_cannot_commit_because_of_storage))

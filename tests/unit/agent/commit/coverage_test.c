@@ -150,5 +150,51 @@ ON_EACH_STORE(a_decision_that_cannot_be_read_is_not_replaced)
         coverage_free(coverage);
 }
 
-TAP_MAIN(TEST(a_look_reads_only_documents_that_are_new), TEST(a_later_document_of_a_node_adds_ranks_and_no_node),
+/* The decision of a writing of that tag: with these ranks, or given up if there is none. */
+static void commits(uint64_t writing, uint32_t first, uint32_t count)
+{
+        uint32_t ranks[WORLD];
+        struct committed committed = { .of = own.of, .sequence = 1000 + writing, .ranks = ranks, .rank_count = count };
+        char path[ANNOUNCE_PATH_MAX], key[300], *text;
+        size_t size;
+
+        committed.of.writing = writing;
+        for (uint32_t i = 0; i < count; i++)
+                ranks[i] = first + i;
+        if (!count)
+                strcpy(committed.given_up, "a test");
+        committed_path(&committed.of, path);
+        snprintf(key, sizeof key, "t/%s", path);
+        if (committed_format(&committed, &text, &size, &error) || put(key, text, STORE_IF_ABSENT))
+                abort();
+        free(text);
+}
+
+static bool counts(uint64_t with, uint64_t without)
+{
+        uint64_t count, others;
+
+        return !world_count_writings(store, &own, false, &count, &others, &error) && count == with && others == without;
+}
+
+ON_EACH_STORE(an_agent_counts_the_writings_with_its_ranks_and_those_without_and_none_that_was_given_up)
+{
+        own.rank_count = 1;
+        CHECK(counts(0, 0));
+        commits(1, 0, 4);
+        CHECK(counts(1, 0));
+        commits(2, 0, 0);
+        CHECK(counts(1, 0));
+        commits(3, 2, 4);
+        CHECK(counts(1, 3));
+        commits(12, 3, 2);
+        CHECK(counts(1, 12));
+        commits(4, 0, 1);
+        CHECK(counts(4, 12));
+        commits(5, 5, 1);
+        commits(13, 0, 0);
+        CHECK(counts(4, 12));
+}
+
+TAP_MAIN(TEST(an_agent_counts_the_writings_with_its_ranks_and_those_without_and_none_that_was_given_up), TEST(a_look_reads_only_documents_that_are_new), TEST(a_later_document_of_a_node_adds_ranks_and_no_node),
          TEST(a_document_that_its_node_has_withdrawn_does_not_count_any_more), TEST(a_decision_that_cannot_be_read_is_not_replaced))

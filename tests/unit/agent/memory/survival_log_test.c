@@ -3,6 +3,7 @@
 
 #include "agent/agent_catalogue.h"
 #include "agent/clients/history.h"
+#include "agent/commit/ancestry.h"
 #include "agent/memory/survival_record.h"
 #include "tap.h"
 
@@ -218,6 +219,27 @@ static void check_tier(int tier)
         told = json_string_value(json_object_get(row, "read_tier"));
         CHECK(told && !strcmp(told, names[tier + 1]));
         json_decref(row);
+        bench_done(&bench, true);
+        os_remove_tree(root);
+}
+
+/* The stored version of its tag that it may replace. */
+static void the_next_agent_knows_which_stored_version_a_version_follows(void)
+{
+        size_t size, ends[32], count;
+        struct version *version;
+        struct bench bench;
+
+        free(make_note(&bench, &size, ends, &count));
+        version = bench.job->versions;
+        ancestry_restore(version, 7, 0);
+        note_again(&bench, version);
+        bench_done(&bench, false);
+
+        bench_init(&bench, memory, "");
+        version = bench.job->versions;
+        REQUIRE(version);
+        CHECK(ancestry_base(version) == 7 && ancestry_covers(version, "an earlier run", 7) && !ancestry_covers(version, "an earlier run", 8));
         bench_done(&bench, true);
         os_remove_tree(root);
 }
@@ -550,6 +572,7 @@ TAP_MAIN(TEST(a_note_that_was_cut_off_gives_the_last_whole_state), TEST(a_byte_t
          TEST(uploads_that_were_begun_are_known_to_the_next_agent),
          TEST(a_note_does_not_grow_without_end),
          TEST(a_durable_version_with_files_of_other_nodes_is_taken_over),
+         TEST(the_next_agent_knows_which_stored_version_a_version_follows),
          TEST(the_next_agent_knows_the_tier_that_a_version_was_loaded_from), TEST(a_file_more_is_noted_alone),
          TEST(changes_under_one_lock_are_one_record_that_the_file_has_when_the_lock_is_released),
          TEST(a_mapped_image_is_never_written_again_by_any_agent),
