@@ -104,7 +104,10 @@ class Kill(callbacks.Callback):
 
     def on_train_start(self, trainer, *rest):
         if args.then == "start":
-            print(json.dumps({"started": trainer.global_step}), flush=True)  # on each rank
+            from nebulaml._session import ranks
+
+            place = ranks.current()
+            print(json.dumps({"started": trainer.global_step, "place": place}), flush=True)  # on each rank
             trainer.strategy.barrier()
             os._exit(0)
 
@@ -163,7 +166,7 @@ def deepspeed_strategy():
 def main():
     world = args.devices * args.nodes
     if args.nodes > 1:
-        os.environ["NODE_RANK"] = os.environ["RANK"]
+        os.environ.setdefault("NODE_RANK", os.environ.get("RANK", "0"))
     options = {
         "dirpath": args.dirpath,
         "every_n_train_steps": args.every,

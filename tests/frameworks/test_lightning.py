@@ -1,9 +1,12 @@
 """Lightning through NebulaCallback and NebulaCheckpointIO: stock Lightning finds the same files and behaves the same."""
 
+import json
 import os
 import subprocess
+import tempfile
 import time
 
+import ports
 import pytest
 import torch
 from conftest import HERE, Result, Url, directory_only, full, interpreter
@@ -533,6 +536,21 @@ def test_ranks_that_lightning_itself_starts_resume_bit_for_bit(node, way):
     again = launch("--ckpt", node.base / "ckpts" / "step=4.ckpt")
     assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}, (node.base / "launched.log").read_text()[-3000:]
     assert again.end["weights"] == whole.end["weights"]
+
+
+# fault: ranks of two nodes that Lightning's own launcher had started took their node for the whole job, and loaded what its agent alone had
+def test_lightnings_own_launcher_does_not_hide_that_there_are_two_nodes(node):
+    words = [interpreter(ENV), HERE / "lightning_job.py", "--devices", 1, "--nodes", 2, "--dirpath", node.base / "ckpts", "--persist", node.persist, "--then", "start"]
+    usual = {name: value for name, value in node.environment.items() if name not in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "NEBULA_NODE_ID")}
+    with ports.held_port() as held, tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        started = []
+        for rank, machine in enumerate((first, second)):
+            environment = {"NODE_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.getsockname()[1])}
+            environment |= {"NEBULA_RUNTIME_DIR": machine, "NEBULA_MEMORY_DIR": os.path.join(machine, "memory"), "NEBULA_AGENT_LINGER": "0"}
+            started.append(subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, text=True, env=usual | environment))
+        said = [process.communicate(timeout=240)[0] for process in started]
+    places = [json.loads(text.splitlines()[-1])["place"] for text in said]
+    assert places == [[0, 2, 0, 1], [1, 2, 0, 1]]
 
 
 @full

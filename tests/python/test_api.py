@@ -277,6 +277,11 @@ def test_ranks_come_from_whichever_launcher_there_is(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert ranks.current() == (5, 6, 2, 4)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert ranks.current() == (5, 6, 2, 6)
+    monkeypatch.setattr(ranks, "_nodes", 1)
+    ranks.take_nodes(2)
+    assert ranks.current() == (5, 6, 2, 3)
 
 
 def test_a_changed_rank_is_noticed_in_every_kind_of_environment_mapping(monkeypatch):

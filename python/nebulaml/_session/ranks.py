@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..elastic import worker
 
-__all__ = ["Place", "awaits_group", "current", "launcher", "mark", "run", "store"]
+__all__ = ["Place", "awaits_group", "current", "launcher", "mark", "run", "store", "take_nodes"]
 
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 _WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "PMI_SIZE")
@@ -83,16 +83,25 @@ def current() -> Place:
     if local_world is None:
         # The launcher does not say how many ranks this node has. Every rank must decide alike whether there are several nodes, so the
         # decision must not depend on the rank.
-        several = (_first(_NODES) or 1) > 1 or os.environ.get("NEBULA_NODE_ID", "") != ""
+        several = (_first(_NODES) or _nodes) > 1 or os.environ.get("NEBULA_NODE_ID", "") != ""
         local_world = min(local_rank + 1, world - 1) if several else world
     return Place(rank, world, min(local_rank, local_world - 1), local_world)
+
+
+_nodes = 1
+
+
+def take_nodes(count: int) -> None:
+    """Keeps how many nodes the job has, as a framework knows it: its own launcher may not say so. All ranks call it with the same number."""
+    global _nodes
+    _nodes = count
 
 
 def mark() -> object:
     """Returns a value of all that current() and awaits_group() read. While it is equal, their answers are; they take longer."""
     # A dict of bytes: a missing name costs no exception. A replacement of os.environ by the program has no _data.
     found = getattr(os.environ, "_data", None)
-    return (_from_process_group(), _start, tuple(map(found.get, _READ))) if found is not None else object()
+    return (_from_process_group(), _start, _nodes, tuple(map(found.get, _READ))) if found is not None else object()
 
 
 shared: Any = None  # the key-value store of a job without torch (nebulaml.jax), with the methods that Nebula calls

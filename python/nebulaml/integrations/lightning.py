@@ -20,7 +20,7 @@ import zipfile
 from typing import Any
 
 from .. import api
-from .._session import config, pulse
+from .._session import config, pulse, ranks
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
 from ..export import background
 from ..export.background import HFExport
@@ -372,7 +372,9 @@ def _replace_load(kind: type, name: str, strategy_of: Any) -> None:
     def load(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = strategy_of(self)
         io = getattr(strategy, "_nebula_io", None) or _io_of(strategy)
-        if io is None or not together.several(getattr(strategy, "num_nodes", 1)):
+        if io is not None:
+            ranks.take_nodes(getattr(strategy, "num_nodes", 1))
+        if io is None or not together.several():
             return original(self, *args, **kwargs)
         given = args[0] if args else kwargs.pop(key, None)
         path = together.of_rank_0(given)

@@ -25,14 +25,14 @@ WAIT_S = 60.0  # for storage, between two collectives: a process group does not 
 T = TypeVar("T")
 
 
-def several(node_count: int = 1) -> bool:
-    """True if the process group has ranks on several nodes. node_count: as the framework knows it, if the launcher does not say."""
+def several() -> bool:
+    """True if the process group has ranks on several nodes."""
     from torch import distributed
 
     if not distributed.is_available() or not distributed.is_initialized():
         return False
     place = ranks.current()
-    return place.world > 1 and (place.local_world < place.world or node_count > 1)
+    return place.world > 1 and place.local_world < place.world
 
 
 def _of_all(value: T) -> list[T]:
