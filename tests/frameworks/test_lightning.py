@@ -538,7 +538,8 @@ def test_ranks_that_lightning_itself_starts_resume_bit_for_bit(node, way):
     assert again.end["weights"] == whole.end["weights"]
 
 
-# fault: ranks of two nodes that Lightning's own launcher had started took their node for the whole job, and loaded what its agent alone had
+# fault (Deaths): Lightning's own launcher starts ranks on several nodes, and tells none how many ranks its node has.
+# result: The Trainer knows the number of nodes, so the ranks agree on a version as with other launchers.
 def test_lightnings_own_launcher_does_not_hide_that_there_are_two_nodes(node):
     words = [interpreter(ENV), HERE / "lightning_job.py", "--devices", 1, "--nodes", 2, "--dirpath", node.base / "ckpts", "--persist", node.persist, "--then", "start"]
     usual = {name: value for name, value in node.environment.items() if name not in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "NEBULA_NODE_ID")}

@@ -323,7 +323,8 @@ class Ranks:
             assert process.wait(timeout=60) == 0
 
 
-# fault: a document of another program in place of a rank's, or of the list that several ranks have, decided which version they load
+# fault (The machine and other users): A program writes into the documents by which the ranks of several nodes agree on a version.
+# result: They count as not written yet: each rank writes its own over them.
 def test_ranks_agree_though_others_have_written_into_their_documents(place, monkeypatch):
     first = Ranks(place, "none", "one", monkeypatch)
     for step in (1, 2):
