@@ -10,7 +10,7 @@ import hashlib
 import logging
 import zipfile
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from .. import api
 from .._session import ranks
@@ -117,9 +117,9 @@ def _fingerprint(path: str) -> str:
     found = hashlib.sha256()
     try:
         with open(path, "rb") as file:
-            if zipfile.is_zipfile(file):
-                with zipfile.ZipFile(file) as records:
-                    found.update(repr([(one.filename, one.CRC, one.file_size, one.header_offset) for one in records.infolist()]).encode())
+            sums = _checksums(file)
+            if sums is not None:
+                found.update(sums)
             else:
                 file.seek(0)
                 while block := file.read(1 << 20):
@@ -128,6 +128,15 @@ def _fingerprint(path: str) -> str:
         return ""
     except IsADirectoryError:
         return "a directory"
-    except (OSError, zipfile.BadZipFile) as failure:
+    except Exception as failure:  # zipfile has many kinds for damaged files, and the other ranks wait for this one
         return f"{path} cannot be read: {failure}"
     return found.hexdigest()
+
+
+def _checksums(file: BinaryIO) -> bytes | None:
+    """Returns the checksums in a zip file. None: it is none, or torch has written zeros in place of checksums (set_crc32_options(False))."""
+    if not zipfile.is_zipfile(file):
+        return None
+    with zipfile.ZipFile(file) as records:
+        listed = [(one.filename, one.CRC, one.file_size, one.header_offset) for one in records.infolist()]
+    return repr(listed).encode() if all(checksum or not size for _, checksum, size, _ in listed) else None
