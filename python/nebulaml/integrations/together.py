@@ -1,4 +1,4 @@
-"""On several nodes, all ranks load the same file at a path.
+"""On several nodes, all ranks load the same file at a path, or the same version.
 
 Only the node of the rank that saved it knows of a file that has not appeared yet. So each rank first waits until what its own node has saved
 there has appeared. Then all ranks compare the file with that of rank 0. All functions but several() are collective on several nodes.
@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, TypeVar
 
 from .. import api
-from .._session import ranks
+from .._session import agree, ranks
 from ..errors import NebulaError, NebulaStorageError, NebulaTimeout
 
-__all__ = ["await_all", "flush", "load_file", "of_rank_0", "several"]
+__all__ = ["await_all", "find", "flush", "load_file", "of_rank_0", "several"]
 
 log = logging.getLogger("nebulaml")
 
@@ -72,6 +72,49 @@ def flush(sessions: Sequence[api.Session] = (api.default,)) -> None:
         await_all(lambda seconds: [one._await_storage(seconds) for one in sessions])
     for one in sessions:
         one.flush_persistence()
+
+
+def find(session: api.Session, tag: str | None = None, path: str | None = None) -> api.Checkpoint | None:
+    """Returns the version of a tag, without one the newest, the same on all ranks. None: there is none that all ranks can load.
+
+    After a save a search does not wait longer than 5 s for the ranks of other nodes, so ranks may find different versions.
+    """
+    if not several():
+        return session.get_checkpoint(tag, path)
+    owner = session._engine
+    found = _on_all(lambda: session.get_checkpoint(tag, path))
+    keys = _of_all(None if found is None else _key(found, path))
+    if all(key == keys[0] for key in keys):
+        return found
+    own = _on_all(lambda: agree.of_all_ranks(owner, path))
+    common = agree.choose([agree.Inventory.of(one) for one in _of_all(own)])
+    key = next((agree._key(one) for one in common if tag in (None, one["tag"])), None)
+    chosen = next((one for one in own if agree._key(one) == key), None)
+    result = _on_all(lambda: None if chosen is None else session._exactly(chosen, path))
+    if found is not None and (result is None or _key(found, path) != key):
+        log.warning("nebula: this rank would have loaded %s, and not every rank can load it", found.tag)
+    return result if result is None or tag is not None else session._newest(result, owner.agreement.passed_over(path, chosen))
+
+
+def _key(found: api.Checkpoint, path: str | None) -> tuple[Any, ...]:
+    """Returns what a version has in common on all nodes."""
+    shared = (path or found._engine.settings().persist_path) is not None
+    return agree._key({**found._report(), "tag": found.tag, "shared": shared})
+
+
+def _on_all(look: Callable[[], T]) -> T:
+    """Returns what look() returns here. If it fails on some rank, it raises on all."""
+    result: Any = None
+    failure: NebulaError | None = None
+    try:
+        result = look()
+    except NebulaError as error:
+        failure = error
+    try:
+        _raise_any("" if failure is None else f"{type(failure).__name__}: {failure}")
+    except NebulaError as of_some_rank:
+        raise failure or of_some_rank from None
+    return result  # type: ignore[no-any-return]
 
 
 def load_file(path: str, load: Callable[[], T], is_alone: bool) -> T:
