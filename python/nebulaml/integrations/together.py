@@ -1,7 +1,8 @@
 """On several nodes, all ranks load the same file at a path, or the same version.
 
 Only the node of the rank that saved it knows of a file that has not appeared yet. So each rank first waits until what its own node has saved
-there has appeared. Then all ranks compare the file with that of rank 0. All functions but several() are collective on several nodes.
+there has appeared. Then all ranks compare the file with that of rank 0. All functions but several() and key_of() are collective on
+several nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .. import api
 from .._session import agree, ranks
 from ..errors import NebulaError, NebulaStorageError, NebulaTimeout
 
-__all__ = ["await_all", "find", "flush", "load_file", "of_rank_0", "several"]
+__all__ = ["await_all", "find", "flush", "key_of", "load_file", "of_rank_0", "several"]
 
 log = logging.getLogger("nebulaml")
 
@@ -83,7 +84,7 @@ def find(session: api.Session, tag: str | None = None, path: str | None = None) 
         return session.get_checkpoint(tag, path)
     owner = session._engine
     found = _on_all(lambda: session.get_checkpoint(tag, path))
-    keys = _of_all(None if found is None else _key(found, path))
+    keys = _of_all(None if found is None else key_of(found))
     if all(key == keys[0] for key in keys):
         return found
     own = _on_all(lambda: agree.of_all_ranks(owner, path))
@@ -91,15 +92,14 @@ def find(session: api.Session, tag: str | None = None, path: str | None = None) 
     key = next((agree._key(one) for one in common if tag in (None, one["tag"])), None)
     chosen = next((one for one in own if agree._key(one) == key), None)
     result = _on_all(lambda: None if chosen is None else session._exactly(chosen, path))
-    if found is not None and (result is None or _key(found, path) != key):
+    if found is not None and (result is None or key_of(found) != key):
         log.warning("nebula: this rank would have loaded %s, and not every rank can load it", found.tag)
     return result if result is None or tag is not None else session._newest(result, owner.agreement.passed_over(path, chosen))
 
 
-def _key(found: api.Checkpoint, path: str | None) -> tuple[Any, ...]:
-    """Returns what a version has in common on all nodes."""
-    shared = (path or found._engine.settings().persist_path) is not None
-    return agree._key({**found._report(), "tag": found.tag, "shared": shared})
+def key_of(found: api.Checkpoint) -> tuple[Any, ...]:
+    """Returns what a version has in common on all nodes, and another version does not."""
+    return agree._key({**found._report(), "tag": found.tag, "shared": found._persist_path is not None})
 
 
 def _on_all(look: Callable[[], T]) -> T:
