@@ -30,6 +30,7 @@ parser.add_argument("--lose", type=int, default=-1, help="the step whose checkpo
 parser.add_argument("--publish", metavar="PATH", help="publish the weights there after every step but the first")
 parser.add_argument("--peft", action="store_true", help="train an adapter")
 parser.add_argument("--fsdp", action="store_true", help="FSDP version 2 on the CPU")
+parser.add_argument("--each-node", action="store_true", help="transformers is to save on each node")
 parser.add_argument("--reader", action="store_true", help="a callback that reads each checkpoint in on_save")
 parser.add_argument("--ends", action="store_true", help="each rank writes down what it ended with")
 parser.add_argument("--deepspeed", type=int, metavar="STAGE", help="through DeepSpeed; with --persist its JSON has a nebula section")
@@ -177,7 +178,7 @@ def main():
     training = TrainingArguments(
         output_dir=args.output, max_steps=args.steps, save_steps=args.every, save_total_limit=args.limit, logging_steps=1,
         logging_nan_inf_filter=False, per_device_train_batch_size=2, report_to=[], use_cpu=True, seed=3, disable_tqdm=True,
-        learning_rate=1e-3, **options,
+        learning_rate=1e-3, save_on_each_node=args.each_node, **options,
     )  # fmt: skip
     torch.manual_seed(3)
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=32))

@@ -32,6 +32,8 @@ parser.add_argument("--persist")
 parser.add_argument("--kill-at", type=int, default=-1)
 args = parser.parse_args()
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+DEVICES = int(os.environ.get("LOCAL_WORLD_SIZE", WORLD))  # of a node
+os.environ.setdefault("NODE_RANK", str(RANK // DEVICES))
 
 
 def say(**line):
@@ -122,7 +124,7 @@ def make_strategy(module):
 def fabric_job():
     plugins = [] if args.stock or args.kind != "fabric" else [nm.NebulaCheckpointIO()]
     strategy = ("ddp" if WORLD > 1 else "auto") if args.kind == "fabric" else make_strategy(fabric_strategies)
-    fabric = lightning.Fabric(accelerator="cpu", devices=WORLD, strategy=strategy, plugins=plugins)
+    fabric = lightning.Fabric(accelerator="cpu", devices=DEVICES, num_nodes=WORLD // DEVICES, strategy=strategy, plugins=plugins)
     fabric.launch()
     model = fabric.setup_module(wrap(network()) if args.kind == "fabric-fsdp" else network())
     optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=1e-2))

@@ -178,6 +178,14 @@ def test_two_ranks_resume_bit_for_bit(node):
     assert again.end["weights"] == whole.end["weights"]
 
 
+# fault (Arguments of the caller): transformers is to save on each of several nodes, each time under the same names.
+# result: The Trainer refuses that before it trains.
+def test_a_trainer_that_saves_on_each_node_is_refused(node):
+    found = job(node, "--each-node", ranks=2, nodes=True).lines
+    assert found[0]["error"].startswith("save_on_each_node=True: all nodes save one checkpoint with Nebula")
+    assert not any("loss" in line for line in found)
+
+
 def test_an_exception_leaves_what_was_saved(node):
     result = job(node, "--fail-at", 5)
     assert any("error" in line for line in result.lines)

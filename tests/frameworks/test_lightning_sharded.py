@@ -65,3 +65,17 @@ def test_sharded_checkpoints_resume_bit_for_bit_after_sigkill_and_stock_reads_th
 def test_sharded_checkpoints_that_lightning_removes_go_everywhere(node, kind):
     whole = job(node, kind, "--keep", 1)
     assert whole.end["files"] == [name(kind, 6)]
+
+
+# fault (Deaths): A job starts again, and the node that had rank 0 still writes the directory of a sharded checkpoint, and has another rank now.
+# result: All ranks wait for that directory, and load it.
+def test_all_nodes_load_the_directory_that_the_node_of_another_rank_still_writes(node, monkeypatch):
+    whole = job(node, "fabric-parallel", "--stock", directory="stock")
+    node.environment["NEBULA_STORE_MBPS"] = "0.01"
+    job(node, "fabric-parallel", "--kill-at", 5, nodes=True, check=False)
+    path = node.base / "ckpts" / "step-4.ckpt"
+    assert not path.exists(), "storage was too fast for this test"
+    of_rank = node.of_rank
+    monkeypatch.setattr(node, "of_rank", lambda rank: of_rank(1 - rank))
+    again = job(node, "fabric-parallel", "--ckpt", path, nodes=True)
+    assert again.resumed == 4 and again.losses == whole.losses_after(4)

@@ -254,6 +254,10 @@ RANK = """
             elif command[0] == "far":
                 manager = nm.Manager(sys.argv[2], far=nm.Far(command[1]))
                 answer = [manager.latest_step(), manager.restore({}).step, manager.restore({}, 1).step]
+            elif command[0] == "together":
+                from nebulaml.integrations import together
+                found = together.find(nm.api.default, *command[1:])
+                answer = found and found.tag
             elif command[0] == "patience":
                 os.environ["NEBULA_AGREE_TIMEOUT"] = answer = command[1]
             elif command[0] == "read":
@@ -435,6 +439,23 @@ def test_ranks_on_two_nodes_that_search_right_after_their_saves_get_the_same_ans
         found = [*ranks.ask(*asked, only=1), json.loads(first.stdout.readline())]
         took = time.monotonic() - begun
     assert found == [f"global_step{step}"] * 2
+    ranks.kill()
+
+
+# fault (Storage): A rank asks DeepSpeed to load, and another rank saves its part only after the 5 s for which the search waits.
+# result: No rank loads another version than the others.
+def test_ranks_that_search_together_get_one_version_though_one_saved_its_part_late(place, monkeypatch):
+    ranks = Ranks(place, "gloo", "one", monkeypatch)
+    assert ranks.ask("close", "global_step1") == ["closed"] * 2
+    assert ranks.ask("together") == ranks.ask("together", "global_step1") == ["global_step1"] * 2
+    assert ranks.ask("together", "global_step9") == [None] * 2
+    assert ranks.ask("close", "global_step2", only=0) == ["closed"]
+    first = ranks.processes[0]
+    ranks.send(first, "together")
+    assert not select.select([first.stdout], [], [], 6.5)[0], "an answer before rank 1 has searched"
+    assert ranks.ask("close", "global_step2", only=1) == ["closed"]
+    (found,) = ranks.ask("together", only=1)
+    assert json.loads(first.stdout.readline()) == found in ("global_step1", "global_step2")
     ranks.kill()
 
 

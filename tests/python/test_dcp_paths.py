@@ -14,7 +14,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from nebulaml.dcp import NebulaStorageReader, NebulaStorageWriter, async_save
 from nebulaml.dcp import reader as dcp_reader
+from nebulaml.errors import NebulaStorageError
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import LoadPlan
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -210,3 +212,24 @@ def test_the_metadata_have_the_numbers_of_the_save_and_of_the_load(place):
     reader = NebulaStorageReader(place.storage / "step1")
     meta = reader.read_metadata().storage_meta
     assert meta.save_id and meta.load_id and meta.save_id != meta.load_id
+
+
+# fault (Storage): A tag is written again, and at a load one rank finds the new version and another one the earlier: it has not heard yet that all have saved.
+# result: No rank loads, and all raise.
+def test_ranks_do_not_load_two_versions_of_one_tag(place):
+    path = place.storage / "newest"
+
+    def plan():
+        reader = NebulaStorageReader(path)
+        reader.reset()
+        return reader.prepare_local_plan(LoadPlan([]))
+
+    save(path, 1)
+    plans = [plan(), plan()]
+    save(path, 2)
+    plans.append(plan())
+    reader = NebulaStorageReader(path)
+    assert reader.prepare_global_plan(plans[:2]) == plans[:2]
+    with pytest.raises(NebulaStorageError, match=r"rank 1 has found another version of .*/newest than rank 0"):
+        reader.prepare_global_plan(plans[1:])
+    same(load(path), 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import io
 import logging
@@ -20,8 +21,8 @@ from torch.futures import Future as TorchFuture
 
 from .. import _nebula
 from .._session import config, progress
-from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaNotFound
-from ..integrations import guards
+from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaNotFound, NebulaStorageError
+from ..integrations import guards, together
 from .places import METADATA, frame, is_place, is_stock, reading_session, split
 
 __all__ = ["NebulaStorageReader"]
@@ -102,6 +103,10 @@ class _NebulaFiles:
     def __init__(self, checkpoint: Any) -> None:
         self._checkpoint = checkpoint
 
+    def key(self) -> tuple[Any, ...]:
+        """Returns what distinguishes this version from others, on all nodes."""
+        return together.key_of(self._checkpoint)
+
     def read_bytes(self, name: str) -> bytes:
         return bytes(self._checkpoint.read_bytes(name))
 
@@ -134,6 +139,10 @@ class _PlainFiles:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
+
+    def key(self) -> tuple[Any, ...]:
+        """Nothing is known of the directory."""
+        return ()
 
     def _path(self, name: str) -> str:
         if os.path.isabs(name) or ".." in name.split("/"):  # the name comes from the metadata
@@ -219,9 +228,16 @@ class NebulaStorageReader(StorageReader):
         self._metadata = metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
+        return dataclasses.replace(plan, storage_data=self._open().key())
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Refuses to load different versions of the tag: after a save a search does not wait longer than 5 s for the other ranks."""
+        other = next((rank for rank, plan in enumerate(plans) if plan.storage_data != plans[0].storage_data), None)
+        if other is not None:
+            raise NebulaStorageError(
+                f"rank {other} has found another version of {self._path} than rank 0, because not all ranks have saved the newest yet: no rank "
+                "loads it. Wait for the save, or start the job again"
+            )
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> TorchFuture[None]:

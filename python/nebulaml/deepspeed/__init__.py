@@ -34,7 +34,7 @@ from .._session import engine as session_engine
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
 from ..export import background
 from ..export.background import HFExport
-from ..integrations import guards, stand_in
+from ..integrations import guards, stand_in, together
 from . import universal
 
 __all__ = ["NebulaDeepSpeedEngine", "attach"]
@@ -138,6 +138,11 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
             self._resolved[key] = found
         return self._resolved[key]
 
+    def resolve_together(self, tag: str | None) -> Any:
+        """As resolve(), and the ranks of all nodes get the same version. All ranks call it."""
+        self._resolved[tag or ""] = found = together.find(api.default, tag, self.load_path)
+        return found
+
     def forget(self) -> None:
         """Ends a restore: the next one looks for checkpoints again."""
         self._resolved.clear()
@@ -235,9 +240,9 @@ def _wrap_load(original: Any) -> Any:
             return path and path.replace(directory, config.shown(str(load_dir)).rstrip("/")), state
         engine.forget()
         wanted = tag if tag is not None else _of_rank_0(_read_latest(load_dir))
-        found = engine.resolve(wanted) if wanted is not None else None
+        found = engine.resolve_together(wanted) if wanted is not None else None
         if found is None and tag is None:
-            found = engine.resolve(None)
+            found = engine.resolve_together(None)
             if found is not None and wanted is not None:
                 log.warning("checkpoint %s was never completed by all ranks: loading %s instead", wanted, found.tag)
         if found is not None:

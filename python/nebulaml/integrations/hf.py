@@ -69,6 +69,15 @@ def _chosen(session: api.Session, directory: str, prefix: str) -> dict[str, str]
     return chosen
 
 
+def _refuse_each_node(options: Any) -> None:
+    """Raises if each of several nodes would save the same names: a version has one file of a name, so nothing would ever be stored."""
+    if getattr(options, "save_on_each_node", False) and together.several():
+        raise NebulaConfigError(
+            "save_on_each_node=True: all nodes save one checkpoint with Nebula, and their files would have the same names. Leave it out, "
+            "and give a directory that all nodes see"
+        )
+
+
 class _Rotation:
     """Applies save_total_limit to directories that are durable and to those that are still to appear."""
 
@@ -281,6 +290,7 @@ class NebulaTrainerMixin:
         return result
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
+        _refuse_each_node(self.args)
         session, prefix = places.store(self.args.output_dir)
         together.flush()  # the last checkpoint of a run that was killed may not be durable yet
         self._nebula().tags = _tags(session, self.args.output_dir, prefix)
@@ -377,6 +387,7 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None, export: HF
     @functools.wraps(plain_save)
     def save_state(output_dir: str | None = None, *args: Any, **kwargs: Any) -> str:
         configuration = accelerator.project_configuration
+        _refuse_each_node(configuration)
         automatic = configuration.automatic_checkpoint_naming
         if automatic:
             target = os.path.join(accelerator.project_dir, "checkpoints", f"checkpoint_{accelerator.save_iteration}")

@@ -398,25 +398,34 @@ def _replace_load(kind: type, name: str, strategy_of: Any) -> None:
 
 
 def _await_file(path: Any) -> bool:
-    """Waits on all ranks until the saves of a file on all nodes have appeared there. Returns False for a directory that Nebula has saved.
+    """Waits on all ranks until the saves of a path on all nodes have appeared there.
 
-    All ranks load a directory from one version, which need not have appeared.
+    Returns False for a directory that rank 0's node has saved: all ranks load it from one version, which need not have appeared.
     """
-    target, initialized, is_directory = _key(path), api.is_initialized(), False
+    target, initialized = _key(path), api.is_initialized()
 
     def wait(seconds: float) -> None:
-        nonlocal is_directory
         found = _published(target)
-        is_directory = found is not None and not found[1]
-        if found is not None and not is_directory:
+        if found is not None:  # it has a storage path, though this program may not have named one yet
+            found[0]._persist_path = found[0]._persist_path or found[0]._report().get("persist_path")
             found[0].wait("durable", timeout=seconds)
 
     try:
+        if together.of_rank_0(_is_published_directory(target)):
+            return False
         together.await_all(wait)
     finally:
         if not initialized:
             api._shutdown()
-    return not together.of_rank_0(is_directory)
+    return True
+
+
+def _is_published_directory(target: str) -> bool:
+    try:
+        found = _published(target)
+    except NebulaError:  # the load tries again
+        return False
+    return found is not None and not found[1]
 
 
 def _make_callback() -> type:

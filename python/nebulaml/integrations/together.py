@@ -1,7 +1,8 @@
-"""On several nodes, all ranks load the same file at a path.
+"""On several nodes, all ranks load the same file at a path, or the same version.
 
 Only the node of the rank that saved it knows of a file that has not appeared yet. So each rank first waits until what its own node has saved
-there has appeared. Then all ranks compare the file with that of rank 0. All functions but several() are collective on several nodes.
+there has appeared. Then all ranks compare the file with that of rank 0. All functions but several() and key_of() are collective on
+several nodes.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import hashlib
 import logging
 import zipfile
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from .. import api
-from .._session import ranks
+from .._session import agree, ranks
 from ..errors import NebulaError, NebulaStorageError, NebulaTimeout
 
-__all__ = ["await_all", "flush", "load_file", "of_rank_0", "several"]
+__all__ = ["await_all", "find", "flush", "key_of", "load_file", "of_rank_0", "several"]
 
 log = logging.getLogger("nebulaml")
 
@@ -74,6 +75,48 @@ def flush(sessions: Sequence[api.Session] = (api.default,)) -> None:
         one.flush_persistence()
 
 
+def find(session: api.Session, tag: str | None = None, path: str | None = None) -> api.Checkpoint | None:
+    """Returns the version of a tag, without one the newest, the same on all ranks. None: there is none that all ranks can load.
+
+    After a save a search does not wait longer than 5 s for the ranks of other nodes, so ranks may find different versions.
+    """
+    if not several():
+        return session.get_checkpoint(tag, path)
+    owner = session._engine
+    found = _on_all(lambda: session.get_checkpoint(tag, path))
+    keys = _of_all(None if found is None else key_of(found))
+    if all(key == keys[0] for key in keys):
+        return found
+    own = _on_all(lambda: agree.of_all_ranks(owner, path))
+    common = agree.choose([agree.Inventory.of(one) for one in _of_all(own)])
+    key = next((agree._key(one) for one in common if tag in (None, one["tag"])), None)
+    chosen = next((one for one in own if agree._key(one) == key), None)
+    result = _on_all(lambda: None if chosen is None else session._exactly(chosen, path))
+    if found is not None and (result is None or key_of(found) != key):
+        log.warning("nebula: this rank would have loaded %s, and not every rank can load it", found.tag)
+    return result if result is None or tag is not None else session._newest(result, owner.agreement.passed_over(path, chosen))
+
+
+def key_of(found: api.Checkpoint) -> tuple[Any, ...]:
+    """Returns what a version has in common on all nodes, and another version does not."""
+    return agree._key({**found._report(), "tag": found.tag, "shared": found._persist_path is not None})
+
+
+def _on_all(look: Callable[[], T]) -> T:
+    """Returns what look() returns here. If it fails on some rank, it raises on all."""
+    result: Any = None
+    failure: NebulaError | None = None
+    try:
+        result = look()
+    except NebulaError as error:
+        failure = error
+    try:
+        _raise_any("" if failure is None else f"{type(failure).__name__}: {failure}")
+    except NebulaError as of_some_rank:
+        raise failure or of_some_rank from None
+    return result  # type: ignore[no-any-return]
+
+
 def load_file(path: str, load: Callable[[], T], is_alone: bool) -> T:
     """Returns load() of the file at the path, the same file on all ranks. Otherwise it raises on all ranks.
 
@@ -117,9 +160,9 @@ def _fingerprint(path: str) -> str:
     found = hashlib.sha256()
     try:
         with open(path, "rb") as file:
-            if zipfile.is_zipfile(file):
-                with zipfile.ZipFile(file) as records:
-                    found.update(repr([(one.filename, one.CRC, one.file_size, one.header_offset) for one in records.infolist()]).encode())
+            sums = _checksums(file)
+            if sums is not None:
+                found.update(sums)
             else:
                 file.seek(0)
                 while block := file.read(1 << 20):
@@ -128,6 +171,15 @@ def _fingerprint(path: str) -> str:
         return ""
     except IsADirectoryError:
         return "a directory"
-    except (OSError, zipfile.BadZipFile) as failure:
+    except Exception as failure:  # zipfile has many kinds for damaged files, and the other ranks wait for this one
         return f"{path} cannot be read: {failure}"
     return found.hexdigest()
+
+
+def _checksums(file: BinaryIO) -> bytes | None:
+    """Returns the checksums in a zip file. None: it is none, or torch has written zeros in place of checksums (set_crc32_options(False))."""
+    if not zipfile.is_zipfile(file):
+        return None
+    with zipfile.ZipFile(file) as records:
+        listed = [(one.filename, one.CRC, one.file_size, one.header_offset) for one in records.infolist()]
+    return repr(listed).encode() if all(checksum or not size for _, checksum, size, _ in listed) else None
