@@ -258,6 +258,14 @@ RANK = """
                 from nebulaml.integrations import together
                 found = together.find(nm.api.default, *command[1:])
                 answer = found and found.tag
+            elif command[0] == "dcp":
+                import torch, torch.distributed.checkpoint as dcp
+                from nebulaml.dcp import NebulaStorageReader
+                try:
+                    dcp.load({"w": torch.zeros(2)}, storage_reader=NebulaStorageReader(os.path.join(sys.argv[2], command[1])))
+                    answer = "loaded"
+                except dcp.api.CheckpointException as failure:
+                    answer = {rank: "no complete checkpoint 'ckpt'" in str(one[0]) for rank, one in failure.failures.items()}
             elif command[0] == "patience":
                 os.environ["NEBULA_AGREE_TIMEOUT"] = answer = command[1]
             elif command[0] == "read":
@@ -352,6 +360,24 @@ def test_ranks_agree_though_others_have_written_into_their_documents(place, monk
     assert third.ask("patience", "60", only=0) == ["60"]
     assert third.ask("latest") == ["global_step2"] * 2
     third.end()
+
+
+# fault (Storage): One rank of several nodes cannot find the checkpoint that `torch.distributed.checkpoint` is to load.
+# result: All ranks raise torch's `CheckpointException`, which names that rank and the checkpoint. None waits for it.
+def test_a_rank_that_finds_no_checkpoint_keeps_no_other_rank_of_dcp_waiting(place, monkeypatch, tmp_path):
+    import torch.distributed.checkpoint as dcp
+    from nebulaml.dcp import NebulaStorageWriter
+
+    nebulaml.init(place.storage)
+    dcp.save({"w": torch.ones(2)}, storage_writer=NebulaStorageWriter(place.storage / "ckpt"))
+    assert nebulaml.flush_persistence()
+    place.lose_memory()
+    started = Ranks(place, "gloo", "one", monkeypatch, storages=[place.storage, tmp_path / "other"])
+    for process in started.processes:
+        started.send(process, "close", "ahead_1")
+    assert [json.loads(process.stdout.readline()) for process in started.processes] == ["closed"] * 2
+    assert started.ask("dcp", "ckpt") == [{"1": True}] * 2
+    started.kill()
 
 
 def test_one_rank_removes_and_pins_versions_before_the_others_ask_for_any(place, monkeypatch):

@@ -187,8 +187,14 @@ class NebulaStorageReader(StorageReader):
             self._path = os.fspath(checkpoint_id)
         self._files = self._metadata = None
         self._load_id = str(uuid.uuid4())
-        if self._path is not None:
+        if self._path is None:
+            return
+        try:
             self._open()  # every rank calls this, so the ranks agree here; torch calls read_metadata on the coordinator alone
+        except NebulaError:
+            if not together.several():
+                raise
+            # torch awaits all ranks after this, and tells all of them what prepare_local_plan raises
 
     def _open(self) -> _NebulaFiles | _PlainFiles:
         if self._files is None:
