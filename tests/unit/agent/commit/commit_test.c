@@ -9,6 +9,8 @@
 #include "agent/clients/verdict.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit_end.h"
+#include "agent/commit/commit_rule.h"
+#include "agent/commit/lineage.h"
 #include "agent/commit/node_documents.h"
 #include "agent/commit/world.h"
 #include "agent/persist/worker.h"
@@ -688,6 +690,7 @@ static void a_version_follows_an_earlier_one_of_its_tag_that_becomes_durable_lat
 {
         struct version *first, *version, *other;
         struct bench bench;
+        uint64_t late;
 
         bench_init(&bench, NULL, "");
         strcpy(bench.session.run, "a");
@@ -702,6 +705,13 @@ static void a_version_follows_an_earlier_one_of_its_tag_that_becomes_durable_lat
         CHECK(!ancestry_covers(version, "a", first->sequence));
         ancestry_stored(first, first->sequence);
         CHECK(ancestry_covers(version, "a", first->sequence) && !ancestry_covers(other, "a", first->sequence));
+        /* Storage had its tag already, so it got a higher number while it was written. */
+        strcpy(bench.session.run, "c");
+        version = bench_version(&bench, "v", 7, 8);
+        late = ancestry_begun(bench.job) + UINT64_C(1000000000000);
+        REQUIRE(version && !ancestry_covers(version, "a", late));
+        ancestry_stored(first, late);
+        CHECK(ancestry_covers(version, "a", late));
         bench_done(&bench, true);
 }
 
@@ -1235,6 +1245,50 @@ static void a_later_step_of_another_job_in_the_same_storage_begins_no_line(void)
         storage_remove(storage);
 }
 
+/* Files are written ahead of a commit that the running copies complete. A rank that has not connected may never save, and a tag that has a version may
+ * carry files over. */
+static void a_commit_is_foreseen_if_no_other_rank_and_no_earlier_version_matters(void)
+{
+        for (unsigned i = 0; i < 3; i++) {
+                struct ipc_image request = { .size = BENCH_FILE_BYTES, .format = IPC_FORMAT_RAW, .name = "a" };
+                struct version *version;
+                struct image_loan *loan;
+                struct bench bench;
+
+                bench_init(&bench, NULL, "");
+                REQUIRE(i != 1 || bench_version(&bench, "t", 1, 2));
+                bench.job->settings.world = bench.session.world = 1 + i / 2;
+                catalogue_lock(&bench.catalogue);
+                version = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_ALL_RANKS, &bench.error);
+                REQUIRE(version);
+                request.version_id = version->id;
+                REQUIRE(!image_loan_open(&bench.catalogue, &bench.session, &request, never, NULL, &version, &loan, &bench.error));
+                CHECK(!commit_foreseen(&bench.catalogue, version));
+                REQUIRE(!commit_copied(&bench.catalogue, version, loan, &(struct ipc_copied){ .size = 4096, .commits = 1 }, &bench.error));
+                CHECK(commit_foreseen(&bench.catalogue, version) == !i);
+                catalogue_unlock(&bench.catalogue);
+                bench_done(&bench, true);
+        }
+}
+
+/* It loads step 1, which abandons step 3, and then step 3 after all. */
+static void a_run_that_goes_back_to_an_abandoned_version_continues_the_line_of_that_one(void)
+{
+        struct version *read[2], *version;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        read[0] = bench_version(&bench, "global_step1", 1, 0);
+        read[1] = bench_version(&bench, "global_step3", 2, 0);
+        REQUIRE(read[0] && read[1] && bench_version(&bench, "global_step9", 3, 0));
+        for (unsigned i = 0; i < 2; i++) {
+                lineage_read(&bench.session, read[i], IPC_SOURCE_MEMORY);
+                version = bench_version(&bench, i ? "global_step4" : "global_step5", 4 + i, 0);
+                CHECK(version && version->line.count == 1 && version->line.forks[0].after == read[i]->step);
+        }
+        bench_done(&bench, true);
+}
+
 /* The ledger of lost time needs it. */
 static void a_version_says_when_the_trainers_before_it_ended(void)
 {
@@ -1335,7 +1389,9 @@ static void a_version_that_waits_names_the_ranks_that_no_node_has_closed(void)
         storage_remove(storage);
 }
 
-TAP_MAIN(TEST(a_rank_closes_its_part_with_its_last_file),
+TAP_MAIN(TEST(a_commit_is_foreseen_if_no_other_rank_and_no_earlier_version_matters),
+         TEST(a_run_that_goes_back_to_an_abandoned_version_continues_the_line_of_that_one),
+         TEST(a_rank_closes_its_part_with_its_last_file),
          TEST(files_of_a_run_that_was_overtaken_elsewhere_do_not_carry_over),
          TEST(a_version_that_is_saved_while_storage_is_read_waits_for_the_files_that_were_asked_for),
          TEST(a_later_step_of_another_job_in_the_same_storage_begins_no_line),
