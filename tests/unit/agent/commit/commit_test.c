@@ -1245,6 +1245,34 @@ static void a_later_step_of_another_job_in_the_same_storage_begins_no_line(void)
         storage_remove(storage);
 }
 
+/* Any other node leaves the decision to it for a time. */
+static void the_node_to_which_rank_0_is_connected_leads_before_rank_0_saves(void)
+{
+        for (uint32_t rank = 0; rank < 2; rank++) {
+                struct version *version;
+                struct bench bench;
+                char storage[256];
+
+                storage_make(storage);
+                bench_init(&bench, NULL, storage);
+                bench.catalogue.takeover_s = 30;
+                bench.job->settings.world = bench.session.world = 3;
+                version = share(&bench, 1, "b", true);
+                REQUIRE(version && version->is_spread);
+                bench.session.role = IPC_ROLE_TRAINER;
+                bench.session.rank = rank;
+                bench_join(&bench);
+                catalogue_lock(&bench.catalogue);
+                for (int i = 0; i < 2; i++) /* it announces, and looks */
+                        CHECK(world_work(&bench.catalogue, bench.job, os->now_ns(), &(int64_t){ INT64_MAX }));
+                CHECK(version->nodes->leads == !rank);
+                catalogue_unlock(&bench.catalogue);
+                bench_leave(&bench);
+                bench_done(&bench, true);
+                storage_remove(storage);
+        }
+}
+
 /* Files are written ahead of a commit that the running copies complete. A rank that has not connected may never save, and a tag that has a version may
  * carry files over. */
 static void a_commit_is_foreseen_if_no_other_rank_and_no_earlier_version_matters(void)
@@ -1363,6 +1391,7 @@ static void a_version_that_waits_names_the_ranks_that_no_node_has_closed(void)
         struct bench nodes[2];
         struct version *versions[2];
         char storage[256], text[160];
+        int64_t now;
 
         storage_make(storage);
         for (unsigned i = 0; i < 2; i++) {
@@ -1380,16 +1409,20 @@ static void a_version_that_waits_names_the_ranks_that_no_node_has_closed(void)
                 catalogue_unlock(&nodes[i].catalogue);
         }
         catalogue_lock(&nodes[0].catalogue);
-        CHECK(world_work(&nodes[0].catalogue, nodes[0].job, os->now_ns(), &(int64_t){ INT64_MAX }));
+        now = os->now_ns();
+        CHECK(world_work(&nodes[0].catalogue, nodes[0].job, now, &(int64_t){ INT64_MAX }));
         world_missing(versions[0], text, sizeof text);
         CHECK(!strcmp(text, "waits for rank 2 of 3"));
+        CHECK(versions[0]->nodes->coverage); /* so it reads no document again */
+        CHECK(!world_work(&nodes[0].catalogue, nodes[0].job, now, &(int64_t){ INT64_MAX })); /* it pauses */
         catalogue_unlock(&nodes[0].catalogue);
         bench_done(&nodes[0], true);
         bench_done(&nodes[1], true);
         storage_remove(storage);
 }
 
-TAP_MAIN(TEST(a_commit_is_foreseen_if_no_other_rank_and_no_earlier_version_matters),
+TAP_MAIN(TEST(the_node_to_which_rank_0_is_connected_leads_before_rank_0_saves),
+         TEST(a_commit_is_foreseen_if_no_other_rank_and_no_earlier_version_matters),
          TEST(a_run_that_goes_back_to_an_abandoned_version_continues_the_line_of_that_one),
          TEST(a_rank_closes_its_part_with_its_last_file),
          TEST(files_of_a_run_that_was_overtaken_elsewhere_do_not_carry_over),
