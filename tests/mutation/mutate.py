@@ -32,8 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PLACE, BUILD = ROOT / "build-mutants", ROOT / "build-mutants/build"
 LIST = Path(__file__).with_name("survivors.txt")
 STORE = ["order_test", "writer_test", "tag_log_test", "thin_test", "remove_test", "sweep_test", "view_test", "commit_test"]
-COMMIT = ["coverage_test", "commit_test", "commit_test_mem", "search_test", "ancestry_test"]
-RETAIN = ["retention_test", "thin_test", "commit_test"]
+COMMIT = ["coverage_test", "files_test", "commit_test", "commit_test_mem", "search_test", "ancestry_test"]
+RETAIN = ["retention_test", "retain_test", "thin_test", "commit_test"]
 TESTS: dict[str, list[str]] = {  # of each file: the quickest and nearest first
     **dict.fromkeys(("src/store/order.c", "src/store/tag_log.c", "src/store/manifest_remove.c", "src/store/manifest_check.c", "src/store/thin.c"), STORE),
     **{path: ["writer_test", "commit_test", *STORE] for path in (f"src/store/writer{part}.c" for part in ("", "_manifest", "_sign"))},

@@ -43,7 +43,7 @@ ON_EACH_STORE(a_version_is_loaded_as_it_was_committed)
 
         CHECK(manifest_load(store, "t", &manifest, &error) == NEBULA_NOT_FOUND && strstr(error.message, "\"t\""));
         write_two(&manifest);
-        CHECK(manifest.number == 2 && manifest.writing == 2 && !strcmp(manifest.run, "b") && manifest.file_count == 3 && manifest.record_count == 2);
+        CHECK(manifest.number == 2 && manifest.writing == 'b' && !strcmp(manifest.run, "b") && manifest.file_count == 3 && manifest.record_count == 2);
         x = manifest_find_file(&manifest, "x");
         y = manifest_find_file(&manifest, "y");
         CHECK(x && !manifest_file_origin(&manifest, x) && x->is_apart && y && manifest_file_origin(&manifest, y) && !y->is_apart && x->record != y->record);

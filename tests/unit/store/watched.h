@@ -127,7 +127,11 @@ static inline enum nebula_status watched_stat(struct store *self, const char *ke
         enum nebula_status status;
 
         watched_call(self, CALL_STAT, key, &status, failure);
-        return status ? status : watched.real->stat(self, key, ret_entry, failure);
+        if (!status)
+                status = watched.real->stat(self, key, ret_entry, failure);
+        if (status)
+                memset(ret_entry, 0x5a, sizeof *ret_entry); /* no caller uses it */
+        return status;
 }
 
 static inline enum nebula_status watched_remove(struct store *self, const struct store_victim *victims, size_t count, struct nebula_error *failure)

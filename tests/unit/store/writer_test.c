@@ -5,11 +5,13 @@
 
 #include "base/error.h"
 #include "os/os.h"
+#include "store/http/crypt.h"
 #include "store/index.h"
 #include "store/manifest_check.h"
 #include "store/manifest_keys.h"
 #include "store/record.h"
 #include "store/scan.h"
+#include "store/signature.h"
 #include "store/store_mem.h"
 #include "store/writer_private.h"
 #include "tap.h"
@@ -26,6 +28,11 @@ struct source {
         const char *run;
         bool puts_nothing; /* as if another program had removed the file */
         bool is_first;     /* the writer knows of no version of the tag */
+        bool is_unsummed;  /* the record has no SHA-256 */
+        bool stops;        /* before it has put the file */
+        bool touches;      /* the claim, as a copy does from time to time */
+        bool is_claimed;   /* the claim could be read then */
+        unsigned complaints;
 };
 
 static enum nebula_status describe(void *argument, struct nebula_error *failure)
@@ -48,10 +55,27 @@ static enum nebula_status describe(void *argument, struct nebula_error *failure)
         record->world = 1;
         strcpy(record->files[0].name, "f");
         record->files[0].size = 1;
+        record->files[0].has_sha256 = !source->is_unsummed;
+        memset(record->files[0].sha256, 7, sizeof record->files[0].sha256);
         record->files[0].chunk_bytes = 4096;
         record->files[0].chunk_count = 1;
         record->files[0].chunks = calloc(1, sizeof *record->files[0].chunks);
         return writer_is_apart(writer, "f", &record->files[0].is_apart, failure);
+}
+
+static bool has_claim(const struct record *record)
+{
+        struct record found = { 0 };
+        char key[MANIFEST_KEY_MAX], *text;
+        size_t size;
+        bool result = false;
+
+        if (claim_key("t", record->writing, 0, key, NULL) || store->ops->get(store, key, 10000, &text, &size, NULL, NULL))
+                return false;
+        result = !record_parse(text, size, &found, NULL) && found.file_count == record->file_count;
+        record_done(&found);
+        free(text);
+        return result;
 }
 
 static enum nebula_status publish(void *argument, struct nebula_error *failure)
@@ -61,6 +85,12 @@ static enum nebula_status publish(void *argument, struct nebula_error *failure)
         char key[MANIFEST_KEY_MAX];
         enum nebula_status status = file_key("t", record->files[0].is_apart ? record->writing : NULL, "f", key, failure);
 
+        if (source->stops)
+                return error_set(failure, NEBULA_STORAGE, 0, "it stops");
+        if (source->touches) {
+                writer_touch(&source->writer, &source->writer.shares[0]);
+                source->is_claimed = has_claim(record);
+        }
         if (status || source->puts_nothing)
                 return status;
         status = store->ops->put(store, key, source->run, 1, source->is_first ? STORE_IF_ABSENT : STORE_ALWAYS, NULL, NULL, failure);
@@ -68,7 +98,15 @@ static enum nebula_status publish(void *argument, struct nebula_error *failure)
         return status;
 }
 
-static const struct writer_source of_one_file = { .describe = describe, .publish = publish };
+static void complain(void *argument, const struct nebula_error *failure)
+{
+        struct source *source = argument;
+
+        (void)failure;
+        source->complaints++;
+}
+
+static const struct writer_source of_one_file = { .describe = describe, .publish = publish, .complain = complain };
 
 static void begin_as(struct source *source, const char *run, uint64_t sequence, bool is_first)
 {
@@ -407,7 +445,94 @@ static void of_a_version_that_is_written_again_only_its_own_records_go(void)
         store_close(store);
 }
 
-TAP_MAIN(TEST(of_a_version_that_is_written_again_only_its_own_records_go), TEST(a_sweep_since_the_first_record_of_this_version_is_noticed_and_an_older_one_is_not), TEST(a_manifest_names_the_records_of_its_own_entry_run_and_world_once_for_each_rank),
+/* The record takes the place of the claim once the files are there. */
+static void a_version_that_is_written_has_a_record_and_no_claim(void)
+{
+        for (int is_share = 0; is_share < 2; is_share++) {
+                struct store_list list;
+                struct source source;
+
+                set_up();
+                begin(&source, "a", 1);
+                source.writer.manifest.number = 1;
+                watched_begin(store);
+                REQUIRE(!writer_run(&source.writer, is_share ? WRITER_SHARE : WRITER_COPY, &error));
+                watched_end(store);
+                REQUIRE(!store_list_all(store, "t/.nebula/w", true, &list, &error));
+                CHECK(list.count == 1 && strstr(list.entries[0].key, ".record-"));
+                store_list_done(&list);
+                writer_done(&source.writer);
+                store_close(store);
+        }
+}
+
+/* Another program has written the tag, or has removed its version, since the node began. */
+static void a_node_puts_no_share_of_a_tag_that_was_written_meanwhile(void)
+{
+        for (int is_removed = 0; is_removed < 2; is_removed++) {
+                struct source source;
+
+                set_up();
+                if (is_removed)
+                        write_whole("c", 1);
+                begin(&source, "a", 2);
+                source.writer.manifest.number = 1 + is_removed;
+                if (is_removed && store_remove_one(store, "t/.nebula/manifest-1.json", &error))
+                        abort();
+                else if (!is_removed)
+                        write_whole("b", 3);
+                CHECK(writer_run(&source.writer, WRITER_SHARE, &error) == NEBULA_STORAGE && source.writer.is_overtaken && !source.writer.share_count);
+                CHECK(strstr(error.message, is_removed ? "was removed" : "was written by another agent"));
+                writer_done(&source.writer);
+                store_close(store);
+        }
+}
+
+static void a_copy_that_goes_on_after_it_was_stopped_renews_its_claim(void)
+{
+        struct source source;
+
+        set_up();
+        for (int i = 0; i < 2; i++) {
+                begin(&source, "a", 1);
+                source.stops = !i;
+                source.touches = i;
+                CHECK(run(&source) == (i ? NEBULA_OK : NEBULA_STORAGE));
+                CHECK(i ? source.is_claimed && source.writer.shares[0].is_found : has_claim(&source.writer.shares[0].record));
+                writer_done(&source.writer);
+        }
+        store_close(store);
+}
+
+/* A file of which this node's agent has noted no sum is not vouched for. */
+static void a_version_is_signed_if_its_records_are_sealed_and_have_the_sums_of_all_files(void)
+{
+        struct trust trust = { .policy = TRUST_PREFER, .lock = LOCK_INIT(LOCK_TRUST) };
+        uint8_t wanted[32], digest[32];
+        struct source source;
+
+        memset(wanted, 7, sizeof wanted);
+        trust.own.key = crypt_key_new(CRYPT_ED25519);
+        REQUIRE(trust.own.key && trust_key_id(trust.own.key, trust.own.id));
+        for (int i = 0; i < 2; i++) {
+                set_up();
+                store->trust = &trust;
+                begin(&source, "a", 1);
+                source.is_unsummed = i;
+                REQUIRE(!run(&source));
+                CHECK(count("t/.nebula/signature-") == !i && source.complaints == (unsigned)i);
+                CHECK(i || (!signature_known(store, &source.writer.manifest, "f", digest) && !memcmp(digest, wanted, sizeof wanted)));
+                writer_done(&source.writer);
+                store->trust = NULL;
+                store_close(store);
+        }
+        signature_free(trust.last);
+        crypt_key_free(trust.own.key);
+}
+
+TAP_MAIN(TEST(a_copy_that_goes_on_after_it_was_stopped_renews_its_claim), TEST(a_node_puts_no_share_of_a_tag_that_was_written_meanwhile), TEST(a_version_that_is_written_has_a_record_and_no_claim),
+         TEST(a_version_is_signed_if_its_records_are_sealed_and_have_the_sums_of_all_files),
+         TEST(of_a_version_that_is_written_again_only_its_own_records_go), TEST(a_sweep_since_the_first_record_of_this_version_is_noticed_and_an_older_one_is_not), TEST(a_manifest_names_the_records_of_its_own_entry_run_and_world_once_for_each_rank),
          TEST(a_version_that_is_written_has_its_index_entry_and_that_of_the_version_before_is_gone),
          TEST(a_version_whose_files_were_removed_is_taken_back_with_its_index_entry),
          TEST(a_search_finds_the_version_of_an_entry_whose_request_fails),

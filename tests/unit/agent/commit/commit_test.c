@@ -9,6 +9,9 @@
 #include "agent/clients/verdict.h"
 #include "agent/commit/ancestry.h"
 #include "agent/commit/commit_end.h"
+#include "agent/commit/commit_rule.h"
+#include "agent/commit/lineage.h"
+#include "agent/commit/node_documents.h"
 #include "agent/commit/world.h"
 #include "agent/persist/worker.h"
 #include "base/error.h"
@@ -687,6 +690,7 @@ static void a_version_follows_an_earlier_one_of_its_tag_that_becomes_durable_lat
 {
         struct version *first, *version, *other;
         struct bench bench;
+        uint64_t late;
 
         bench_init(&bench, NULL, "");
         strcpy(bench.session.run, "a");
@@ -701,6 +705,13 @@ static void a_version_follows_an_earlier_one_of_its_tag_that_becomes_durable_lat
         CHECK(!ancestry_covers(version, "a", first->sequence));
         ancestry_stored(first, first->sequence);
         CHECK(ancestry_covers(version, "a", first->sequence) && !ancestry_covers(other, "a", first->sequence));
+        /* Storage had its tag already, so it got a higher number while it was written. */
+        strcpy(bench.session.run, "c");
+        version = bench_version(&bench, "v", 7, 8);
+        late = ancestry_begun(bench.job) + UINT64_C(1000000000000);
+        REQUIRE(version && !ancestry_covers(version, "a", late));
+        ancestry_stored(first, late);
+        CHECK(ancestry_covers(version, "a", late));
         bench_done(&bench, true);
 }
 
@@ -1052,10 +1063,12 @@ static void a_look_at_a_committed_version_begins_nothing(void)
                 id = first->id;
                 REQUIRE(!bench_save(&bench, &id, "a", i));
         }
+        bench.error.status = NEBULA_OK;
         first = commit_known(&bench.session, "t", 1, &bench.error);
         second = commit_known(&bench.session, "t", 2, &bench.error);
-        CHECK(first && first->writing == 1 && second && second->writing == 2);
+        CHECK(first && first->writing == 1 && second && second->writing == 2 && !bench.error.status);
         CHECK(!commit_known(&bench.session, "t", 3, &bench.error) && bench.error.status == NEBULA_NOT_FOUND);
+        bench.error.status = NEBULA_OK;
         CHECK(!commit_known(&bench.session, "u", 1, &bench.error) && bench.error.status == NEBULA_NOT_FOUND);
         CHECK(count_complete(&bench, "t") == 2 && count_complete(&bench, "u") == 0);
         CHECK(bench.job->versions == second && second->next == first && !first->next);
@@ -1154,7 +1167,271 @@ static void files_of_another_run_carry_over_if_this_one_came_after_it(void)
         }
 }
 
-TAP_MAIN(TEST(files_of_ranks_that_are_no_more_do_not_carry_over), TEST(files_of_another_run_carry_over_if_this_one_came_after_it),
+/* Run "later" saves file a of t again, and takes b over. Run "first" has left t in this node's memory, and run "elsewhere" has made a t of its
+ * own durable from another node. */
+static void files_of_a_run_that_was_overtaken_elsewhere_do_not_carry_over(void)
+{
+        for (unsigned is_forgotten = 0; is_forgotten < 2; is_forgotten++) {
+                struct version *first, *again;
+                struct bench bench, elsewhere;
+                char storage[256];
+
+                storage_make(storage);
+                bench_init(&bench, NULL, storage);
+                strcpy(bench.session.run, "first");
+                strcpy(bench.job->run, "first");
+                ancestry_begin(bench.job, "first");
+                first = bench_version(&bench, "t", 1, 2);
+                bench_init(&elsewhere, NULL, storage);
+                strcpy(elsewhere.session.run, "elsewhere");
+                strcpy(elsewhere.job->run, "elsewhere");
+                again = bench_version(&elsewhere, "t", 3, 4);
+                REQUIRE(first && again && !bench_persist(&elsewhere, again));
+                strcpy(bench.session.run, "later");
+                strcpy(bench.job->run, "later");
+                ancestry_begin(bench.job, "later");
+                again = bench_version(&bench, "t", 5, 0);
+                REQUIRE(again && ancestry_carries_from(again) == first->id);
+                if (is_forgotten) {
+                        version_forget_memory(&bench.catalogue, first);
+                        version_free(&bench.catalogue, first);
+                }
+                REQUIRE(!storage_scan(&bench.catalogue, bench.job, &bench.error) && !bench_persist(&bench, again));
+                CHECK(stored_holds(bench.job->storage->store, bench.job->known.list[0], "a", 5));
+                CHECK(stored_holds(bench.job->storage->store, bench.job->known.list[0], "b", 4));
+                bench_done(&bench, true);
+                bench_done(&elsewhere, true);
+                storage_remove(storage);
+        }
+}
+
+/* A client asked for three files. Those of the version in storage carry over once the version is complete. */
+static void a_version_that_is_saved_while_storage_is_read_waits_for_the_files_that_were_asked_for(void)
+{
+        struct version *version;
+        struct bench bench;
+        char storage[256];
+        uint64_t id;
+
+        storage_make(storage);
+        bench_init(&bench, NULL, storage);
+        version = bench_version(&bench, "t", 1, 2);
+        REQUIRE(version && !bench_persist(&bench, version));
+        bench_done(&bench, true);
+
+        bench_init(&bench, NULL, storage);
+        version = commit_begin(&bench.catalogue, &bench.session, "t", 3, &bench.error);
+        id = version ? version->id : 0;
+        REQUIRE(id && !bench_save(&bench, &id, "a", 3) && !storage_scan(&bench.catalogue, bench.job, &bench.error));
+        CHECK(!bench_save(&bench, &id, "c", 4) && version_open(version));
+        CHECK(!bench_save(&bench, &id, "d", 5) && version->life.state == NEBULA_STATE_COMMITTED && version_file(version, "b"));
+        bench_done(&bench, true);
+        storage_remove(storage);
+}
+
+static void a_later_step_of_another_job_in_the_same_storage_begins_no_line(void)
+{
+        struct version *version;
+        struct bench bench;
+        char storage[256];
+
+        storage_make(storage);
+        REQUIRE(plant(storage, "global_step9", "somebody", 1));
+        bench_init(&bench, NULL, storage);
+        version = bench_version(&bench, "global_step5", 1, 2);
+        REQUIRE(version && !storage_scan(&bench.catalogue, bench.job, &bench.error));
+        CHECK(!version->line.count);
+        bench_done(&bench, true);
+        storage_remove(storage);
+}
+
+/* Any other node leaves the decision to it for a time. */
+static void the_node_to_which_rank_0_is_connected_leads_before_rank_0_saves(void)
+{
+        for (uint32_t rank = 0; rank < 2; rank++) {
+                struct version *version;
+                struct bench bench;
+                char storage[256];
+
+                storage_make(storage);
+                bench_init(&bench, NULL, storage);
+                bench.catalogue.takeover_s = 30;
+                bench.job->settings.world = bench.session.world = 3;
+                version = share(&bench, 1, "b", true);
+                REQUIRE(version && version->is_spread);
+                bench.session.role = IPC_ROLE_TRAINER;
+                bench.session.rank = rank;
+                bench_join(&bench);
+                catalogue_lock(&bench.catalogue);
+                for (int i = 0; i < 2; i++) /* it announces, and looks */
+                        CHECK(world_work(&bench.catalogue, bench.job, os->now_ns(), &(int64_t){ INT64_MAX }));
+                CHECK(version->nodes->leads == !rank);
+                catalogue_unlock(&bench.catalogue);
+                bench_leave(&bench);
+                bench_done(&bench, true);
+                storage_remove(storage);
+        }
+}
+
+/* Files are written ahead of a commit that the running copies complete. A rank that has not connected may never save, and a tag that has a version may
+ * carry files over. */
+static void a_commit_is_foreseen_if_no_other_rank_and_no_earlier_version_matters(void)
+{
+        for (unsigned i = 0; i < 3; i++) {
+                struct ipc_image request = { .size = BENCH_FILE_BYTES, .format = IPC_FORMAT_RAW, .name = "a" };
+                struct version *version;
+                struct image_loan *loan;
+                struct bench bench;
+
+                bench_init(&bench, NULL, "");
+                REQUIRE(i != 1 || bench_version(&bench, "t", 1, 2));
+                bench.job->settings.world = bench.session.world = 1 + i / 2;
+                catalogue_lock(&bench.catalogue);
+                version = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_ALL_RANKS, &bench.error);
+                REQUIRE(version);
+                request.version_id = version->id;
+                REQUIRE(!image_loan_open(&bench.catalogue, &bench.session, &request, never, NULL, &version, &loan, &bench.error));
+                CHECK(!commit_foreseen(&bench.catalogue, version));
+                REQUIRE(!commit_copied(&bench.catalogue, version, loan, &(struct ipc_copied){ .size = 4096, .commits = 1 }, &bench.error));
+                CHECK(commit_foreseen(&bench.catalogue, version) == !i);
+                catalogue_unlock(&bench.catalogue);
+                bench_done(&bench, true);
+        }
+}
+
+/* It loads step 1, which abandons step 3, and then step 3 after all. */
+static void a_run_that_goes_back_to_an_abandoned_version_continues_the_line_of_that_one(void)
+{
+        struct version *read[2], *version;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        read[0] = bench_version(&bench, "global_step1", 1, 0);
+        read[1] = bench_version(&bench, "global_step3", 2, 0);
+        REQUIRE(read[0] && read[1] && bench_version(&bench, "global_step9", 3, 0));
+        for (unsigned i = 0; i < 2; i++) {
+                lineage_read(&bench.session, read[i], IPC_SOURCE_MEMORY);
+                version = bench_version(&bench, i ? "global_step4" : "global_step5", 4 + i, 0);
+                CHECK(version && version->line.count == 1 && version->line.forks[0].after == read[i]->step);
+        }
+        bench_done(&bench, true);
+}
+
+/* The ledger of lost time needs it. */
+static void a_version_says_when_the_trainers_before_it_ended(void)
+{
+        struct version *version;
+        struct bench bench;
+        double before;
+
+        bench_init(&bench, NULL, "");
+        version = bench_version(&bench, "global_step1", 1, 0);
+        CHECK(version && !version->stopped);
+        before = catalogue_now();
+        bench.session.left_ns = os->now_ns();
+        catalogue_lock(&bench.catalogue);
+        commit_session_ended(&bench.catalogue, &bench.session);
+        catalogue_unlock(&bench.catalogue);
+        version = bench_version(&bench, "global_step2", 2, 0);
+        CHECK(version && version->stopped > before - 1 && version->stopped <= version->parts[0].begun);
+        bench_done(&bench, true);
+}
+
+/* In one request. */
+static void a_rank_closes_its_part_with_its_last_file(void)
+{
+        struct ipc_image request = { .size = BENCH_FILE_BYTES, .format = IPC_FORMAT_RAW, .name = "a" };
+        struct ipc_captured done = { .commits = 1 };
+        struct version *version;
+        struct image_loan *loan;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        catalogue_lock(&bench.catalogue);
+        version = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_ALL_RANKS, &bench.error);
+        REQUIRE(version);
+        request.version_id = version->id;
+        REQUIRE(!image_loan_open(&bench.catalogue, &bench.session, &request, never, NULL, &version, &loan, &bench.error));
+        CHECK(!commit_captured(&bench.catalogue, version, loan, &done, &bench.error) && version->life.state == NEBULA_STATE_COMMITTED);
+        catalogue_unlock(&bench.catalogue);
+        bench_done(&bench, true);
+}
+
+/* Rank 0 has nothing to save to the next writing of a tag, and says so before rank 1 begins it. */
+static void a_rank_that_commits_nothing_after_a_counted_version_takes_part_in_the_next(void)
+{
+        struct version *version;
+        struct bench bench;
+        uint64_t id;
+
+        bench_init(&bench, NULL, "");
+        bench.job->settings.world = bench.session.world = 2;
+        for (uint32_t rank = 0; rank < 2; rank++) {
+                bench.session.rank = rank;
+                bench.session.nonce = rank + 1;
+                version = commit_begin(&bench.catalogue, &bench.session, "t", 2, &bench.error);
+                id = version ? version->id : 0;
+                REQUIRE(id && !bench_save(&bench, &id, rank ? "b" : "a", rank));
+        }
+        REQUIRE(version->life.state == NEBULA_STATE_COMMITTED);
+        for (uint32_t rank = 0; rank < 2; rank++) {
+                bench.session.rank = rank;
+                bench.session.nonce = rank + 1;
+                CHECK(!commit_part(&bench.catalogue, &bench.session, version, &bench.error));
+        }
+        CHECK(share(&bench, 0, NULL, true) == version);
+        version = share(&bench, 1, "c", true);
+        CHECK(version && version->writing == 2 && version->life.state == NEBULA_STATE_COMMITTED);
+        bench_done(&bench, true);
+}
+
+/* The documents of two nodes lie in storage. */
+static void a_version_that_waits_names_the_ranks_that_no_node_has_closed(void)
+{
+        struct bench nodes[2];
+        struct version *versions[2];
+        char storage[256], text[160];
+        int64_t now;
+
+        storage_make(storage);
+        for (unsigned i = 0; i < 2; i++) {
+                int64_t due = INT64_MAX;
+
+                bench_init(&nodes[i], NULL, storage);
+                nodes[i].catalogue.takeover_s = 30;
+                nodes[i].job->settings.world = nodes[i].session.world = 3;
+                versions[i] = share(&nodes[i], i, i ? "b" : "a", true);
+                REQUIRE(versions[i] && versions[i]->is_spread);
+                catalogue_lock(&nodes[i].catalogue);
+                CHECK(world_work(&nodes[i].catalogue, nodes[i].job, os->now_ns(), &due) && !versions[i]->nodes->to_announce);
+                world_missing(versions[i], text, sizeof text);
+                CHECK(!strcmp(text, i ? "waits for ranks 0, 2 of 3" : "waits for ranks 1, 2 of 3"));
+                catalogue_unlock(&nodes[i].catalogue);
+        }
+        catalogue_lock(&nodes[0].catalogue);
+        now = os->now_ns();
+        CHECK(world_work(&nodes[0].catalogue, nodes[0].job, now, &(int64_t){ INT64_MAX }));
+        world_missing(versions[0], text, sizeof text);
+        CHECK(!strcmp(text, "waits for rank 2 of 3"));
+        CHECK(versions[0]->nodes->coverage); /* so it reads no document again */
+        CHECK(!world_work(&nodes[0].catalogue, nodes[0].job, now, &(int64_t){ INT64_MAX })); /* it pauses */
+        catalogue_unlock(&nodes[0].catalogue);
+        bench_done(&nodes[0], true);
+        bench_done(&nodes[1], true);
+        storage_remove(storage);
+}
+
+TAP_MAIN(TEST(the_node_to_which_rank_0_is_connected_leads_before_rank_0_saves),
+         TEST(a_commit_is_foreseen_if_no_other_rank_and_no_earlier_version_matters),
+         TEST(a_run_that_goes_back_to_an_abandoned_version_continues_the_line_of_that_one),
+         TEST(a_rank_closes_its_part_with_its_last_file),
+         TEST(files_of_a_run_that_was_overtaken_elsewhere_do_not_carry_over),
+         TEST(a_version_that_is_saved_while_storage_is_read_waits_for_the_files_that_were_asked_for),
+         TEST(a_later_step_of_another_job_in_the_same_storage_begins_no_line),
+         TEST(a_version_says_when_the_trainers_before_it_ended),
+         TEST(a_rank_that_commits_nothing_after_a_counted_version_takes_part_in_the_next),
+         TEST(a_version_that_waits_names_the_ranks_that_no_node_has_closed),
+         TEST(files_of_ranks_that_are_no_more_do_not_carry_over), TEST(files_of_another_run_carry_over_if_this_one_came_after_it),
          TEST(a_look_at_a_committed_version_begins_nothing),
          TEST(of_two_writings_of_one_run_the_one_that_was_begun_later_may_replace_the_other),
          TEST(a_failed_removal_by_retention_is_tried_again_after_the_next_version),
