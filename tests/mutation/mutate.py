@@ -118,7 +118,7 @@ static inline __attribute__((unused)) int nb_seen(int number)
 
 def run(words: list[object], seconds: float, **variables: object) -> bool:
     """Returns whether the command succeeds in time."""
-    environment = os.environ | {name: str(value) for name, value in variables.items()}
+    environment = os.environ | {"MALLOC_PERTURB_": "165"} | {name: str(value) for name, value in variables.items()}  # freed memory is overwritten
     process = subprocess.Popen(list(map(str, words)), cwd=BUILD, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         return process.wait(seconds) == 0

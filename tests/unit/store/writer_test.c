@@ -431,18 +431,45 @@ static void a_sweep_since_the_first_record_of_this_version_is_noticed_and_an_old
 static void of_a_version_that_is_written_again_only_its_own_records_go(void)
 {
         struct writer writer = { .directory = "t" };
-        size_t records;
+        char dropped[MANIFEST_KEY_MAX], kept[MANIFEST_KEY_MAX];
+        const struct manifest_record *records;
+        size_t record_count;
 
         set_up();
         put_record("a", 0, 1, 3, 2);
         put_record("a", 1, 2, 3, 2);
-        REQUIRE(!gather(&records, &writer.manifest) && count("t/.nebula/w") == 2);
+        REQUIRE(!gather(&record_count, &writer.manifest) && count("t/.nebula/w") == 2);
         writer.store = store;
-        writer.manifest.sequence = writer.manifest.records[0].sequence = 2;
+        writer.manifest.sequence = writer.manifest.records[1].sequence = 2; /* the other is of the version before */
+        records = writer.manifest.records;
+        REQUIRE(!record_key("t", records[0].writing, records[0].rank, kept, &error) && !record_key("t", records[1].writing, records[1].rank, dropped, &error));
         writer_drop_records(&writer);
-        CHECK(count("t/.nebula/w") == 1);
+        CHECK(count(dropped) == 0 && count(kept) == 1 && count("t/.nebula/w") == 1);
         manifest_done(&writer.manifest);
         store_close(store);
+}
+
+/* A copy is then tried again. */
+static void a_writer_notices_that_another_entry_has_followed_its_own(void)
+{
+        for (int follows = 0; follows < 2; follows++) {
+                enum nebula_status status = NEBULA_OK;
+                struct source source;
+                size_t at = 0;
+
+                set_up();
+                write_whole("c", 1); /* of which objects go in the last step */
+                begin(&source, "a", 2);
+                while (!source.writer.entered_ns)
+                        REQUIRE(writer_step(&source.writer, WRITER_COPY, at++, &status, &error) && !status);
+                REQUIRE(writer_step(&source.writer, WRITER_COPY, at++, &status, &error) && !status); /* the check */
+                if (follows)
+                        write_whole("b", 3);
+                CHECK(writer_step(&source.writer, WRITER_COPY, at, &status, &error) && !status && source.writer.is_followed == follows);
+                CHECK(is_newest(follows ? "b" : "a") && count(INDEX_PREFIX) == 1);
+                writer_done(&source.writer);
+                store_close(store);
+        }
 }
 
 /* The record takes the place of the claim once the files are there. */
@@ -530,7 +557,7 @@ static void a_version_is_signed_if_its_records_are_sealed_and_have_the_sums_of_a
         crypt_key_free(trust.own.key);
 }
 
-TAP_MAIN(TEST(a_copy_that_goes_on_after_it_was_stopped_renews_its_claim), TEST(a_node_puts_no_share_of_a_tag_that_was_written_meanwhile), TEST(a_version_that_is_written_has_a_record_and_no_claim),
+TAP_MAIN(TEST(a_writer_notices_that_another_entry_has_followed_its_own), TEST(a_copy_that_goes_on_after_it_was_stopped_renews_its_claim), TEST(a_node_puts_no_share_of_a_tag_that_was_written_meanwhile), TEST(a_version_that_is_written_has_a_record_and_no_claim),
          TEST(a_version_is_signed_if_its_records_are_sealed_and_have_the_sums_of_all_files),
          TEST(of_a_version_that_is_written_again_only_its_own_records_go), TEST(a_sweep_since_the_first_record_of_this_version_is_noticed_and_an_older_one_is_not), TEST(a_manifest_names_the_records_of_its_own_entry_run_and_world_once_for_each_rank),
          TEST(a_version_that_is_written_has_its_index_entry_and_that_of_the_version_before_is_gone),
