@@ -222,14 +222,14 @@ static bool is_named(const struct rebuilding *rebuilding, const struct manifest 
         return count > 0;
 }
 
-/* Without the index, all ranks must have a record. */
+/* Without the index, all ranks must have a record of this very entry: one of an earlier entry may be of a version that the damaged entry removed. */
 static enum nebula_status gather(const struct rebuilding *rebuilding, struct writer *writer, struct nebula_error *error)
 {
         struct manifest *head = &writer->manifest;
         uint32_t *ranks = calloc(head->world, sizeof *ranks);
         char prefix[WRITING_MAX];
         struct writer_goal goal = { .prefix = prefix, .ranks = ranks, .rank_count = rebuilding->has_row ? 0 : head->world, .world = head->world, .is_late = true,
-                                    .is_earlier = true };
+                                    .is_earlier = rebuilding->has_row };
         enum nebula_status status;
 
         if (!ranks)
