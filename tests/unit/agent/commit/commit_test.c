@@ -1326,7 +1326,7 @@ static void a_version_says_when_the_trainers_before_it_ended(void)
 
         bench_init(&bench, NULL, "");
         version = bench_version(&bench, "global_step1", 1, 0);
-        CHECK(version && !version->stopped);
+        CHECK(version && version->stopped == 0);
         before = catalogue_now();
         bench.session.left_ns = os->now_ns();
         catalogue_lock(&bench.catalogue);
