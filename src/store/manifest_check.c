@@ -24,14 +24,15 @@ static enum nebula_status find_object(const struct checking *checking, const cha
 {
         const struct store_entry *entry = store_list_find(&checking->objects, key);
         struct store_entry found = { 0 };
-        enum nebula_status status = NEBULA_OK;
+        enum nebula_status status;
 
         if (!entry || entry->is_prefix || entry->is_link) { /* a listing may be old */
                 status = checking->store->ops->stat(checking->store, key, &found, error);
+                if (status)
+                        return status;
                 entry = &found;
         }
-        if (!status)
-                status = store_check_size(checking->store, key, entry->size, size, error);
+        status = store_check_size(checking->store, key, entry->size, size, error);
         if (!status)
                 *ret_time_ns = entry->time_ns;
         store_entry_done(&found);
