@@ -208,28 +208,38 @@ static enum nebula_status gather_copied(const struct rebuilding *rebuilding, str
         return status;
 }
 
-/* The name of a try's writing has random digits, so only its own manifest has it. */
-static bool is_named(const struct rebuilding *rebuilding, const struct manifest *gathered)
+/* Whether the damaged manifest still has the text. */
+static bool names(const struct rebuilding *rebuilding, const char *part)
 {
-        size_t size, count = 0;
+        size_t size;
         char *text;
+        bool result;
 
         if (document_get(rebuilding->store, rebuilding->key, &text, &size, NULL, NULL))
                 return false;
-        for (size_t i = 0; i < gathered->record_count; i++)
-                count += memmem(text, size, gathered->records[i].writing, strlen(gathered->records[i].writing)) != NULL;
+        result = memmem(text, size, part, strlen(part));
         free(text);
-        return count > 0;
+        return result;
 }
 
-/* Without the index, all ranks must have a record of this very entry: one of an earlier entry may be of a version that the damaged entry removed. */
+/* The name of a try's writing has random digits, so only its own manifest has it. */
+static bool is_named(const struct rebuilding *rebuilding, const struct manifest *gathered)
+{
+        bool result = false;
+
+        for (size_t i = 0; i < gathered->record_count && !result; i++)
+                result = names(rebuilding, gathered->records[i].writing);
+        return result;
+}
+
+/* Without the index, all ranks must have a record. If the damaged entry does not name the writing, it may be a removal of that version: then the records
+ * of an earlier entry do not count. */
 static enum nebula_status gather(const struct rebuilding *rebuilding, struct writer *writer, struct nebula_error *error)
 {
         struct manifest *head = &writer->manifest;
         uint32_t *ranks = calloc(head->world, sizeof *ranks);
         char prefix[WRITING_MAX];
-        struct writer_goal goal = { .prefix = prefix, .ranks = ranks, .rank_count = rebuilding->has_row ? 0 : head->world, .world = head->world, .is_late = true,
-                                    .is_earlier = rebuilding->has_row };
+        struct writer_goal goal = { .prefix = prefix, .ranks = ranks, .rank_count = rebuilding->has_row ? 0 : head->world, .world = head->world, .is_late = true };
         enum nebula_status status;
 
         if (!ranks)
@@ -238,6 +248,7 @@ static enum nebula_status gather(const struct rebuilding *rebuilding, struct wri
                 ranks[rank] = rank;
         writing_prefix(head->job, head->run, head->writing, prefix);
         writer->goal = &goal;
+        goal.is_earlier = rebuilding->has_row || names(rebuilding, prefix);
         status = rebuilding->has_row ? NEBULA_OK : check_rivals(rebuilding, prefix, error);
         if (!status)
                 status = writer_gather(writer, error);

@@ -267,7 +267,7 @@ def test_verify_of_all_names_a_version_without_a_manifest(run, make):
     (store / "global_step1/.nebula/manifest-1.json").unlink()
     torn = run("verify", "--all", "--path", store)
     assert whole.returncode == torn.returncode == 0 and not whole.stderr
-    assert torn.stderr.startswith("nebula: global_step1 was not checked: it has no manifest") and torn.stderr.count("\n") == 1
+    assert torn.stderr.startswith("nebula: global_step1 was not checked: its manifest is missing; `nebula verify global_step1 --repair`") and torn.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", [".nebula", ".nebula/manifest-1.json"])
