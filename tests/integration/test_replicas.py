@@ -329,7 +329,7 @@ def test_the_nodes_that_are_left_agree_on_a_version_of_which_rank_0_alone_had_sa
 def test_the_nodes_that_are_left_load_the_lost_share_from_memory_though_storage_has_it(world, count, silent):
     """The version is durable. Its file of rank 0 is removed from storage, so a load from there would fail."""
     nodes = [world.node(name) for name in ("a", "b", "c")[:count]]
-    code = f"silent = {silent}\nsave(0).wait('durable', 60)\nc = copied(save(2), 60)\nc.wait('durable', 60)\nsay('there'); sys.stdin.readline()"
+    code = f"silent = {silent}\nsave(0).wait('durable', 60)\nc = save(2)\nc.wait('replicated', 60)\nc.wait('durable', 60)\nsay('there'); sys.stdin.readline()"
     ranks = start_ranks(nodes, code, "one")
     for rank, process in enumerate(ranks):
         assert process.stdout.readline() == "there\n", nodes[rank].log + (process.stderr.read() if process.poll() else "")
