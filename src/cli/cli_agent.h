@@ -45,7 +45,7 @@ enum nebula_status cli_agent_find_younger(struct cli_agent *agent, const char *p
 enum nebula_status cli_agent_compared(struct cli_agent *agent, const char *tag, uint64_t sequence, bool is_whole, struct nebula_error *error);
 /* The version of a tag, wherever it is. */
 enum nebula_status cli_agent_find(struct cli_agent *agent, const char *persist_path, const char *tag, uint64_t *ret_version_id, struct nebula_error *error);
-/* What the agent has of a version, as a report has it. The caller decrefs *ret_description. */
+/* Asks the agent to describe a version, as in a report. The caller decrefs *ret_description. */
 enum nebula_status cli_agent_describe(struct cli_agent *agent, uint64_t version_id, json_t **ret_description, struct nebula_error *error);
 /* Waits until the version has reached the state. Waiting for NEBULA_STATE_DURABLE also makes the agent persist it. */
 enum nebula_status cli_agent_wait(struct cli_agent *agent, uint64_t version_id, enum nebula_state state, int64_t timeout_ms,

@@ -271,10 +271,9 @@ static bool repairs_manifest(struct verify_target *target, const char *tag)
 {
         bool has_changed = false;
 
-        if (target->repairs && !target->new_documents)
-                target->new_documents = repair_manifest(target->store, tag, target->from, &has_changed);
-        else
+        if (!target->repairs || target->new_documents)
                 return false;
+        target->new_documents = repair_manifest(target->store, tag, target->from, &has_changed);
         return has_changed || target->new_documents;
 }
 

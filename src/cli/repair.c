@@ -234,7 +234,7 @@ static bool take_head(const json_t *version, struct manifest *known)
         return !reader.status;
 }
 
-/* What memory, or that of another node, has of the version of a tag. */
+/* Finds the version of a tag in the memory of this node's agent, which asks other nodes, too. */
 static bool find_known(struct store *store, const char *tag, struct manifest *known, bool *ret_was_durable)
 {
         struct cli_agent *agent = NULL;

@@ -3,7 +3,8 @@
  *
  * The records of the writing name its files. The rest of the manifest comes from the entry of the index, from `known` (what an agent's memory
  * has of the version), or from both. The new manifest must have the number of files, their bytes, the run, the writing and the sequence that these
- * say. Otherwise nothing is written, and the error has the key and says why. A file that carries over has a record of an earlier writing, so such a
+ * say. Otherwise nothing is written, and the error has the key and says why. Without the index, records of an earlier entry count only if the damaged
+ * entry names their writing: else it may be a removal. A file that carries over has a record of an earlier writing, so such a
  * version is not rebuilt.
  *
  * The new manifest is the next entry of the log, or takes the place of a missing one. It is created if that name is free, so no newer version is

@@ -1,4 +1,4 @@
-/* What the rules leave in storage: versions of which something is not known, that are in use, or of another user. */
+/* The rules remove no version that is in use, that another user owns, or whose metrics cannot be read. */
 #include <errno.h>
 
 #include "agent/agent_catalogue.h"
