@@ -13,14 +13,20 @@ from waiting import until
 def stop(pid: int) -> None:
     """Stops the process, and returns when each of its threads stands still: SIGSTOP alone returns before, and a thread may answer once more."""
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: all(state in "TtZX" for state in _states(pid)), 60, f"the stop of process {pid}")
+    try:
+        until(lambda: not _running(pid), 60, f"the stop of process {pid}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {_running(pid)}") from None
 
 
-def _states(pid: int) -> list[str]:
+def _running(pid: int) -> list[str]:
+    """Returns name, state and place in the kernel of each thread that does not stand still."""
     found = []
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+    for task in Path(f"/proc/{pid}/task").glob("*"):
         try:
-            found.append(stat.read_text().rpartition(")")[2].split()[0])
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+            if state not in "TtZX":
+                found.append(" ".join([(task / "comm").read_text().strip(), state, (task / "wchan").read_text(), (task / "syscall").read_text().strip()]))
         except OSError:  # the thread has ended
             continue
     return found
