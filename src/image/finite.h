@@ -6,8 +6,8 @@
 
 #include "image/torch_pickle.h"
 
-#define FINITE_STRIDE_BYTES (1u << 20)
-#define FINITE_SAMPLE_BYTES 4096u
+#define FINITE_STRIDE_BYTES (256u << 10)
+#define FINITE_SAMPLE_BYTES 1024u
 
 /* Whether all of `size` bytes of such elements are finite. Types that have no other values are. Complex numbers are two floats. */
 bool finite_all(const void *data, uint64_t size, enum torch_dtype dtype);

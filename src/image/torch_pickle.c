@@ -124,20 +124,20 @@ static void machine_done(struct machine *machine)
         for (uint32_t i = 0; i < machine->found_count; i++)
                 free(machine->found[i].shape);
         free(machine->found);
+        free(machine->by_name);
         free(machine->values);
         free(machine->cells);
         free(machine->stack);
         free(machine->memo);
 }
 
-static enum nebula_status find_pickle(const struct zip_entry *entries, size_t count, const struct zip_entry **ret_pickle, size_t *ret_prefix_size,
-                                      struct nebula_error *error)
+static enum nebula_status find_pickle(const struct zip_entry *entries, size_t count, size_t *ret_at, size_t *ret_prefix_size, struct nebula_error *error)
 {
         for (size_t i = 0; i < count; i++) {
                 const char *slash = strchr(entries[i].name, '/');
 
                 if (slash && !strcmp(slash + 1, "data.pkl")) {
-                        *ret_pickle = &entries[i];
+                        *ret_at = i;
                         *ret_prefix_size = (size_t)(slash + 1 - entries[i].name);
                         return NEBULA_OK;
                 }
@@ -145,30 +145,50 @@ static enum nebula_status find_pickle(const struct zip_entry *entries, size_t co
         return error_set(error, NEBULA_INVALID, 0, "it is not a file of torch.save: there is no data.pkl");
 }
 
+/* The first entry of a storage; entries of torch's own come between it and the pickle. */
+static size_t skip_to_storages(const struct zip_entry *entries, size_t count, size_t at)
+{
+        for (; at < count; at++) {
+                const char *slash = strchr(entries[at].name, '/');
+
+                if (slash && !strncmp(slash, "/data/", strlen("/data/")))
+                        break;
+        }
+        return at;
+}
+
 enum nebula_status torch_tensors_find(const void *data, uint64_t size, struct torch_tensors *ret_tensors, struct nebula_error *error)
 {
-        struct torch_tensors tensors = { 0 };
-        struct machine machine = { .error = error };
-        const struct zip_entry *pickle = NULL;
         struct zip_entry *entries;
         size_t count;
         enum nebula_status status = zip_read(data, size, &entries, &count, error);
 
         if (status)
                 return status;
-        status = find_pickle(entries, count, &pickle, &machine.prefix_size, error);
+        status = torch_tensors_find_in(data, entries, count, ret_tensors, error);
+        free(entries);
+        return status;
+}
+
+enum nebula_status torch_tensors_find_in(const void *data, const struct zip_entry *entries, size_t count, struct torch_tensors *ret_tensors,
+                                         struct nebula_error *error)
+{
+        struct torch_tensors tensors = { 0 };
+        struct machine machine = { .entries = entries, .entry_count = count, .error = error };
+        enum nebula_status status = find_pickle(entries, count, &machine.next_entry, &machine.prefix_size, error);
+
         if (!status) {
+                const struct zip_entry *pickle = &entries[machine.next_entry];
+
+                machine.next_entry = skip_to_storages(entries, count, machine.next_entry);
+                machine.prefix = pickle->name;
                 machine.at = (const uint8_t *)data + pickle->payload_offset;
                 machine.end = machine.at + pickle->size;
                 tensors.pickle_offset = pickle->payload_offset;
                 tensors.pickle_size = pickle->size;
-                qsort(entries, count, sizeof *entries, machine_compare_entries);
-                machine.entries = entries;
-                machine.entry_count = count;
                 status = run(&machine, &tensors);
         }
         machine_done(&machine);
-        free(entries);
         if (status)
                 torch_tensors_done(&tensors);
         else

@@ -49,6 +49,9 @@ struct torch_tensors {
         uint64_t pickle_offset, pickle_size;
 };
 enum nebula_status torch_tensors_find(const void *data, uint64_t size, struct torch_tensors *ret_tensors, struct nebula_error *error);
+/* The same with the entries that zip_read has returned. */
+enum nebula_status torch_tensors_find_in(const void *data, const struct zip_entry *entries, size_t count, struct torch_tensors *ret_tensors,
+                                         struct nebula_error *error);
 void torch_tensors_done(struct torch_tensors *tensors);
 
 #endif

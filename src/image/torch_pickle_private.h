@@ -51,9 +51,11 @@ struct machine {
         uint32_t value_count, value_room, cell_count, cell_room, stack_count, stack_room, memo_room, memo_next;
         struct torch_tensor *found; /* without names */
         uint32_t found_count, found_room;
-        const struct zip_entry *entries; /* by name */
-        size_t entry_count;
-        size_t prefix_size; /* of "archive/" */
+        const struct zip_entry *entries; /* in the order of the file */
+        const struct zip_entry **by_name; /* the same; NULL until a storage was not the next entry */
+        size_t entry_count, next_entry;
+        const char *prefix; /* "archive/" */
+        size_t prefix_size;
         enum nebula_status status;
         struct nebula_error *error;
 };
@@ -77,14 +79,11 @@ const struct value *machine_value(const struct machine *machine, uint32_t index)
 /* Child `n` of a tuple, or NULL. */
 const struct value *machine_child(const struct machine *machine, const struct value *value, uint32_t n);
 bool machine_is_text(const struct value *value, const char *text);
-/* `name`: "module\nname". */
-bool machine_is_global(const struct machine *machine, const struct value *value, const char *name);
+bool machine_is_global(const struct machine *machine, const struct value *value, const char *module, const char *name);
 
 /* torch_rebuild.c: a reference to a storage; function(*arguments) */
 void machine_load_storage(struct machine *machine);
 void machine_reduce(struct machine *machine);
-/* Compares two struct zip_entry by name: the order of machine.entries. */
-int machine_compare_entries(const void *a, const void *b);
 
 /* torch_steps.c: does one operation. False: it was the last one. */
 bool machine_step(struct machine *machine);

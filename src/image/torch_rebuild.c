@@ -39,13 +39,9 @@ size_t torch_dtype_size(enum torch_dtype dtype)
 
 static int8_t dtype_of(const struct machine *machine, const struct value *value, bool is_storage)
 {
-        char name[64];
-
-        for (int8_t i = 0; i < TORCH_DTYPE_COUNT; i++) {
-                snprintf(name, sizeof name, "torch\n%s", is_storage ? dtypes[i].storage : dtypes[i].name);
-                if ((!is_storage || *dtypes[i].storage) && machine_is_global(machine, value, name))
+        for (int8_t i = 0; i < TORCH_DTYPE_COUNT; i++)
+                if (machine_is_global(machine, value, "torch", is_storage ? dtypes[i].storage : dtypes[i].name))
                         return i;
-        }
         return -1;
 }
 
@@ -71,19 +67,45 @@ void machine_load_storage(struct machine *machine)
                 made->storage = copy.storage;
 }
 
-int machine_compare_entries(const void *a, const void *b)
+static int by_name(const void *a, const void *b)
 {
-        return strcmp(((const struct zip_entry *)a)->name, ((const struct zip_entry *)b)->name);
+        return strcmp((*(const struct zip_entry *const *)a)->name, (*(const struct zip_entry *const *)b)->name);
 }
 
-static const struct zip_entry *find_entry(const struct machine *machine, const char *key, size_t key_size)
+static void sort_entries(struct machine *machine)
+{
+        machine->by_name = malloc(machine->entry_count * sizeof *machine->by_name);
+        if (!machine->by_name) {
+                machine_fail(machine, NEBULA_NO_MEMORY, "no memory for its records");
+                return;
+        }
+        for (size_t i = 0; i < machine->entry_count; i++)
+                machine->by_name[i] = &machine->entries[i];
+        qsort(machine->by_name, machine->entry_count, sizeof *machine->by_name, by_name);
+}
+
+/* A pickler numbers the storages in the order of the file, so most are the next entry. */
+static const struct zip_entry *find_entry(struct machine *machine, const char *key, size_t key_size)
 {
         struct zip_entry wanted;
+        const struct zip_entry *name = &wanted, **found;
+        size_t size = machine->prefix_size + strlen("data/") + key_size;
 
-        if (key_size > 100)
+        if (size >= sizeof wanted.name)
                 return NULL;
-        snprintf(wanted.name, sizeof wanted.name, "%.*sdata/%.*s", (int)machine->prefix_size, machine->entries[0].name, (int)key_size, key);
-        return bsearch(&wanted, machine->entries, machine->entry_count, sizeof wanted, machine_compare_entries);
+        memcpy(wanted.name, machine->prefix, machine->prefix_size);
+        memcpy(wanted.name + machine->prefix_size, "data/", strlen("data/"));
+        memcpy(wanted.name + size - key_size, key, key_size);
+        wanted.name[size] = '\0';
+        if (machine->next_entry < machine->entry_count && !strcmp(machine->entries[machine->next_entry].name, wanted.name))
+                return &machine->entries[machine->next_entry++];
+        if (!machine->by_name)
+                sort_entries(machine);
+        found = machine->by_name ? bsearch(&name, machine->by_name, machine->entry_count, sizeof *found, by_name) : NULL;
+        if (!found)
+                return NULL;
+        machine->next_entry = (size_t)(*found - machine->entries) + 1;
+        return *found;
 }
 
 /* Reads shape and strides; false: they are not sound, or elements lie outside the storage. */
@@ -165,9 +187,9 @@ static void load_tensor(struct machine *machine, const struct value *arguments, 
 
 static bool is_rebuild(const struct machine *machine, const struct value *function, bool *ret_has_dtype)
 {
-        *ret_has_dtype = machine_is_global(machine, function, "torch._utils\n_rebuild_tensor_v3");
-        return *ret_has_dtype || machine_is_global(machine, function, "torch._utils\n_rebuild_tensor_v2") ||
-               machine_is_global(machine, function, "torch._utils\n_rebuild_tensor");
+        *ret_has_dtype = machine_is_global(machine, function, "torch._utils", "_rebuild_tensor_v3");
+        return *ret_has_dtype || machine_is_global(machine, function, "torch._utils", "_rebuild_tensor_v2") ||
+               machine_is_global(machine, function, "torch._utils", "_rebuild_tensor");
 }
 
 /* function(*arguments) */
@@ -184,17 +206,17 @@ void machine_reduce(struct machine *machine)
                 return;
         }
         /* (function, type, arguments, state): a subclass of Tensor */
-        if (machine_is_global(machine, function, "torch._tensor\n_rebuild_from_type_v2") && is_rebuild(machine, machine_child(machine, arguments, 0), &has_dtype) &&
+        if (machine_is_global(machine, function, "torch._tensor", "_rebuild_from_type_v2") && is_rebuild(machine, machine_child(machine, arguments, 0), &has_dtype) &&
             machine_child(machine, arguments, 2) && machine_child(machine, arguments, 2)->kind == TUPLE) {
                 load_tensor(machine, machine_child(machine, arguments, 2), has_dtype);
                 return;
         }
-        if ((machine_is_global(machine, function, "torch._utils\n_rebuild_parameter") ||
-             machine_is_global(machine, function, "torch._utils\n_rebuild_parameter_with_state")) && arguments->first != NONE) {
+        if ((machine_is_global(machine, function, "torch._utils", "_rebuild_parameter") ||
+             machine_is_global(machine, function, "torch._utils", "_rebuild_parameter_with_state")) && arguments->first != NONE) {
                 machine_push(machine, machine->cells[arguments->first].value);
                 return;
         }
-        if (!machine_push_new(machine, machine_is_global(machine, function, "collections\nOrderedDict") ? DICT : OTHER))
+        if (!machine_push_new(machine, machine_is_global(machine, function, "collections", "OrderedDict") ? DICT : OTHER))
                 return;
         object = machine_top(machine);
         if (machine->values[object].kind == OTHER)

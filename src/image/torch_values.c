@@ -116,16 +116,13 @@ bool machine_is_text(const struct value *value, const char *text)
         return value && value->kind == TEXT && value->text.size == strlen(text) && !memcmp(value->text.bytes, text, value->text.size);
 }
 
-bool machine_is_global(const struct machine *machine, const struct value *value, const char *name)
+bool machine_is_global(const struct machine *machine, const struct value *value, const char *module, const char *name)
 {
-        const struct value *second;
-        size_t size;
+        size_t size = strlen(module), name_size = strlen(name);
 
-        if (!value || value->kind != GLOBAL)
+        if (!value || value->kind != GLOBAL || value->text.size < size || memcmp(value->text.bytes, module, size) || !name_size)
                 return false;
-        if (value->text.name_at == NONE)
-                return value->text.size == strlen(name) && !memcmp(value->text.bytes, name, value->text.size);
-        second = &machine->values[value->text.name_at];
-        size = strcspn(name, "\n");
-        return value->text.size == size && !memcmp(value->text.bytes, name, size) && machine_is_text(second, name + size + 1);
+        if (value->text.name_at != NONE)
+                return value->text.size == size && machine_is_text(&machine->values[value->text.name_at], name);
+        return value->text.size == size + 1 + name_size && value->text.bytes[size] == '\n' && !memcmp(value->text.bytes + size + 1, name, name_size);
 }

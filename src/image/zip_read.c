@@ -201,10 +201,21 @@ static int by_offset(const void *a, const void *b)
         return (left->header_offset > right->header_offset) - (left->header_offset < right->header_offset);
 }
 
+/* Most writers list the records in the order of the file. */
+static void sort_by_offset(struct zip_entry *entries, size_t count)
+{
+        for (size_t k = 1; k < count; k++) {
+                if (entries[k].header_offset < entries[k - 1].header_offset) {
+                        qsort(entries, count, sizeof *entries, by_offset);
+                        return;
+                }
+        }
+}
+
 /* Sorts the entries by offset and refuses overlaps: two records with the same bytes could not both be sealed. */
 static enum nebula_status check_order(struct zip_entry *entries, size_t count, struct nebula_error *error)
 {
-        qsort(entries, count, sizeof *entries, by_offset);
+        sort_by_offset(entries, count);
         for (size_t k = 1; k < count; k++) {
                 if (entries[k].header_offset < entries[k - 1].payload_offset + entries[k - 1].size)
                         return corrupt(error, entries[k].header_offset, "a record inside another");
@@ -267,7 +278,7 @@ static enum nebula_status place_records(const struct archive *archive, struct zi
         size_t count = (size_t)archive->count;
         enum nebula_status status = NEBULA_OK;
 
-        qsort(entries, count, sizeof *entries, by_offset);
+        sort_by_offset(entries, count);
         for (size_t k = 0; k < count && status == NEBULA_OK; k++)
                 status = place_record(&entries[k], k + 1 < count ? entries[k + 1].header_offset : archive->directory_offset, error);
         return status;

@@ -67,33 +67,50 @@ static void batch_done(struct catalogue *catalogue, struct batch *batch)
         free(batch->objects);
 }
 
+struct seal_and_look {
+        struct plan *plan;
+        struct sealing sealing;
+        const struct batch *batch;
+};
+
+/* The look needs the CRC-32s, and takes the time in which storage writes the last pieces. */
+static void *seal_and_look(void *argument)
+{
+        struct seal_and_look *both = argument;
+
+        sealing_run(&both->sealing);
+        for (size_t i = 0, at = 0; i < both->batch->file_count && !both->sealing.status && !both->sealing.is_vain; i++)
+                if (!both->batch->files[i].carried)
+                        persist_look_at(both->plan, &both->batch->files[i], both->batch->objects[at++].data);
+        return NULL;
+}
+
 /* Sends each piece to storage as soon as its checksum is known. */
 static enum nebula_status upload_batch(struct plan *plan, struct batch *batch, struct store_upload **ret_upload, struct nebula_error *error)
 {
         struct store *store = plan->writer.store;
-        struct sealing sealing = { .catalogue = plan->catalogue, .version = plan->version, .files = batch->files, .file_count = batch->file_count,
-                                   .is_ahead = plan->is_ahead };
+        struct seal_and_look both = { .plan = plan, .batch = batch,
+                                      .sealing = { .catalogue = plan->catalogue, .version = plan->version, .files = batch->files,
+                                                   .file_count = batch->file_count, .is_ahead = plan->is_ahead } };
+        struct sealing *sealing = &both.sealing;
         enum nebula_status status = list_objects(plan, batch, error);
         pthread_t thread;
         bool is_started;
 
         if (status || !batch->object_count)
                 return status;
-        is_started = !os_thread_start(&thread, sealing_run, &sealing, true);
+        is_started = !os_thread_start(&thread, seal_and_look, &both, true);
         if (!is_started)
-                sealing_run(&sealing);
+                seal_and_look(&both);
         status = store->ops->upload(store, batch->objects, batch->object_count, ret_upload, error);
-        sealing.is_vain = status != NEBULA_OK;
+        sealing->is_vain = status != NEBULA_OK;
         if (is_started)
                 pthread_join(thread, NULL);
-        if (sealing.status) { /* no record will name the written files */
-                status = sealing.status;
+        if (sealing->status) { /* no record will name the written files */
+                status = sealing->status;
                 if (error)
-                        *error = sealing.error;
+                        *error = sealing->error;
         }
-        for (size_t i = 0, at = 0; i < batch->file_count && !status; i++)
-                if (!batch->files[i].carried)
-                        persist_look_at(plan, &batch->files[i], batch->objects[at++].data);
         return status;
 }
 
@@ -116,6 +133,7 @@ enum nebula_status persist_upload(void *argument, struct nebula_error *error)
                 return status;
         plan_find_sources(plan);
         atomic_store(&plan->version->persist->moved_bytes, 0);
+        plan->values = (struct plan_values){ 0 };
         plan->uploads = calloc(plan->file_count / PERSIST_BATCH + 1, sizeof *plan->uploads);
         if (!plan->uploads)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to persist \"%s\"", plan->writer.manifest.tag);

@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/background.h"
 #include "agent/catalogue/findings.h"
 #include "agent/persist/persist_private.h"
 #include "agent/persist/slots_private.h"
@@ -39,29 +38,26 @@ static bool is_value(const char *name)
         return slash && slash - name >= 4 && !strncmp(slash - 4, "data", 4);
 }
 
-/* Files and records may come in any order. */
-static void sum_file(struct plan_values *values, const struct plan_file *file, const void *data)
+/* Files may come in any order. `entries`: NULL for a file that is no torch file. */
+static void sum_file(struct plan_values *values, const struct plan_file *file, const struct zip_entry *entries, size_t count)
 {
-        uint64_t of_name = sum_crc64(0, file->name, strlen(file->name) + 1);
-        struct zip_entry *entries = NULL;
-        size_t count = 0;
+        uint64_t sum = sum_crc64(0, file->name, strlen(file->name) + 1);
 
         if (file->size < COUNTS_BYTES)
                 return;
         values->has_any = true;
-        if (!file->is_zip || (zip_read_directory(data, file->size, &entries, &count, NULL) && zip_read(data, file->size, &entries, &count, NULL))) {
-                values->sum += sum_crc64(of_name, file->chunks, file->chunk_count * sizeof *file->chunks);
-                return;
-        }
-        for (size_t i = 0; i < count; i++) {
-                uint64_t one = sum_crc64(of_name, entries[i].name, strlen(entries[i].name) + 1);
+        if (!entries)
+                sum = sum_crc64(sum, file->chunks, file->chunk_count * sizeof *file->chunks);
+        for (size_t i = 0, end; i < count; i = end) { /* few calls: each has its cost */
+                uint64_t batch[256][2];
 
-                if (is_value(entries[i].name)) {
-                        one = sum_crc64(one, &entries[i].size, sizeof entries[i].size);
-                        values->sum += sum_crc64(one, &entries[i].crc32, sizeof entries[i].crc32);
+                for (end = i; end < count && end < i + 256; end++) {
+                        batch[end - i][0] = is_value(entries[end].name) ? entries[end].size : 0;
+                        batch[end - i][1] = is_value(entries[end].name) ? entries[end].crc32 : 0;
                 }
+                sum = sum_crc64(sum, batch, (end - i) * sizeof *batch);
         }
-        free(entries);
+        values->sum += sum;
 }
 
 static void judge(struct look *look, const char *name, const void *data, uint64_t size, enum torch_dtype dtype)
@@ -78,11 +74,11 @@ static void judge(struct look *look, const char *name, const void *data, uint64_
         snprintf(values->file, sizeof values->file, "%s", look->file->name);
 }
 
-static void judge_torch(struct look *look, const void *data, uint64_t size)
+static void judge_torch(struct look *look, const void *data, const struct zip_entry *entries, size_t count)
 {
         struct torch_tensors tensors;
 
-        if (torch_tensors_find(data, size, &tensors, NULL))
+        if (torch_tensors_find_in(data, entries, count, &tensors, NULL))
                 return;
         for (size_t i = 0; i < tensors.count; i++) {
                 const struct torch_tensor *tensor = &tensors.list[i];
@@ -122,38 +118,43 @@ static void judge_safetensors(struct look *look)
         json_decref(body);
 }
 
-static void find_not_finite(struct look *look)
+static void judge_items(struct look *look)
 {
         uint64_t end = look->file->size, begin;
 
-        if (*look->plan->values.tensor)
-                return;
-        if (look->file->is_zip) {
-                judge_torch(look, look->data, end);
-                return;
-        }
         for (size_t i = 0; i < ITEMS_MAX && end && zip_find_last(look->data, end, &begin); i++) {
-                judge_torch(look, (const char *)look->data + begin, end - begin);
+                const char *item = (const char *)look->data + begin;
+                struct zip_entry *entries;
+                size_t count;
+
+                if (!zip_read(item, end - begin, &entries, &count, NULL)) {
+                        judge_torch(look, item, entries, count);
+                        free(entries);
+                }
                 end = begin;
         }
         if (end == look->file->size)
                 judge_safetensors(look);
 }
 
-static void look_at(void *argument)
-{
-        struct look *look = argument;
-
-        sum_file(&look->plan->values, look->file, look->data);
-        find_not_finite(look);
-}
-
 void persist_look_at(struct plan *plan, const struct plan_file *file, const void *data)
 {
         struct look look = { plan, file, data };
+        struct zip_entry *entries = NULL;
+        size_t count = 0;
 
-        if (plan->catalogue->check_values != CATALOGUE_VALUES_OFF && file->size)
-                background_run(look_at, &look);
+        if (plan->catalogue->check_values == CATALOGUE_VALUES_OFF || !file->size)
+                return;
+        if (file->is_zip && zip_read(data, file->size, &entries, &count, NULL))
+                entries = NULL;
+        sum_file(&plan->values, file, entries, count);
+        if (!*plan->values.tensor) {
+                if (entries)
+                        judge_torch(&look, data, entries, count);
+                else if (!file->is_zip)
+                        judge_items(&look);
+        }
+        free(entries);
 }
 
 void persist_judge_values(struct plan *plan)
