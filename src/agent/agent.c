@@ -1,4 +1,5 @@
 #include <inttypes.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,6 +80,9 @@ static uint64_t time_setting(const char *name, uint64_t fallback)
         whole = (uint64_t)(seconds < most ? seconds : most);
         return (double)whole < seconds && seconds < most ? whole + 1 : whole;
 }
+
+/* The C library gives each thread a heap, and a heap keeps most of what was freed in it. */
+#define HEAPS_MAX 2
 
 /* NEBULA_CHECK_VALUES: how much of the values the agent looks at. */
 static enum catalogue_values values_setting(void)
@@ -392,6 +396,7 @@ static int run(const struct ipc_place *place, int ready_fd, const char *log_path
         int lock_fd = -1, result, signal_number;
         bool all_durable = true, at_once;
 
+        mallopt(M_ARENA_MAX, HEAPS_MAX);
         os_limits_raise();
         os_signals_block();
         os_umask_take();
