@@ -1,3 +1,5 @@
+#include <stdlib.h>
+
 #include "agent/catalogue/retention.h"
 
 int64_t retain_newest(const struct retain_entry *entries, size_t count)
@@ -11,23 +13,38 @@ int64_t retain_newest(const struct retain_entry *entries, size_t count)
         return newest ? newest - entries : -1;
 }
 
-/* How many complete entries were committed after entries[index]. */
-static size_t later_commits(const struct retain_entry *entries, size_t count, size_t index)
+static int later_first(const void *a, const void *b)
 {
-        size_t later = 0;
+        uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
 
-        for (size_t i = 0; i < count; i++)
-                later += entries[i].order.counts && entries[i].order.sequence > entries[index].order.sequence;
-        return later;
+        return (left < right) - (left > right);
+}
+
+/* The sequence of the complete entry that was committed as the `keep`th last; 0: there are fewer, or there is no memory to find it. */
+static uint64_t first_kept(const struct retain_entry *entries, size_t count, size_t keep)
+{
+        uint64_t *sequences = keep && keep <= count ? malloc(count * sizeof *sequences) : NULL, first = 0;
+        size_t used = 0;
+
+        for (size_t i = 0; sequences && i < count; i++)
+                if (entries[i].order.counts)
+                        sequences[used++] = entries[i].order.sequence;
+        if (sequences && used >= keep) {
+                qsort(sequences, used, sizeof *sequences, later_first);
+                first = sequences[keep - 1];
+        }
+        free(sequences);
+        return first;
 }
 
 void retain_memory(const struct retain_entry *entries, size_t count, size_t keep, bool *drop)
 {
         int64_t newest = retain_newest(entries, count);
+        uint64_t first = first_kept(entries, count, keep);
 
         for (size_t i = 0; i < count; i++)
                 drop[i] = entries[i].order.counts && !entries[i].busy && !entries[i].unsaved &&
-                          ((int64_t)i != newest || (!keep && entries[i].durable)) && later_commits(entries, count, i) >= keep;
+                          ((int64_t)i != newest || (!keep && entries[i].durable)) && (!keep || entries[i].order.sequence < first);
 }
 
 int64_t retain_victim(const struct retain_entry *entries, size_t count)

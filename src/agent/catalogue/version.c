@@ -291,16 +291,20 @@ static bool persistable(const struct version *version)
                lifecycle_complete(version->life.state);
 }
 
-bool version_is_overtaken(const struct version *version)
+uint64_t version_stored_sequence(const struct job *job)
 {
-        const struct manifest *newest = known_newest(&version->job->known);
+        const struct manifest *newest = known_newest(&job->known);
+        uint64_t sequence = newest ? newest->sequence : 0;
 
-        if (version->wanted || version->job->settings.persist_interval_s <= 0)
-                return false;
-        for (const struct version *other = version->job->live; other; other = other->next_live)
-                if (other->stored && other->sequence > version->sequence)
-                        return true;
-        return newest && newest->sequence > version->sequence;
+        for (const struct version *version = job->live; version; version = version->next_live)
+                if (version->stored && version->sequence > sequence)
+                        sequence = version->sequence;
+        return sequence;
+}
+
+bool version_is_overtaken_by(const struct version *version, uint64_t stored_sequence)
+{
+        return !version->wanted && version->job->settings.persist_interval_s > 0 && stored_sequence > version->sequence;
 }
 
 bool version_unsaved(const struct version *version)
@@ -316,7 +320,7 @@ bool version_unsaved(const struct version *version)
         for (const struct version *other = job->live; other; other = other->next_live)
                 if (persistable(other) && other->sequence > version->sequence)
                         return false;
-        return !version_is_overtaken(version);
+        return !version_is_overtaken_by(version, version_stored_sequence(job));
 }
 
 uint64_t version_size(const struct version *version)

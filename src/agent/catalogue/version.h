@@ -150,8 +150,10 @@ bool version_wanted(const struct ipc_find *wanted, uint64_t sequence);
 uint64_t version_file_sequence(const struct version *version, const struct agent_file *file);
 /* Whether it is complete and holds every file's image. */
 bool version_whole_in_memory(const struct version *version);
-/* Whether a later version is durable, and the job's settings do not ask for this one, too. */
-bool version_is_overtaken(const struct version *version);
+/* The newest sequence of the job that is in storage; 0: none. */
+uint64_t version_stored_sequence(const struct job *job);
+/* Whether that one is later, and the job's settings do not ask for this version, too. */
+bool version_is_overtaken_by(const struct version *version, uint64_t stored_sequence);
 /* Whether it should become durable by the job's settings and is not durable yet. */
 bool version_unsaved(const struct version *version);
 uint64_t version_size(const struct version *version);

@@ -105,11 +105,11 @@ void due_want_all(struct catalogue *catalogue, struct job *only)
 
 /* All nodes of a version persist it or none does, so one node decides (world.c). A version that could not be written waits by itself:
  * its obstacle, or its size, need not concern the others. */
-static bool is_ready(const struct version *version, int64_t now, int64_t *due)
+static bool is_ready(const struct version *version, uint64_t stored_sequence, int64_t now, int64_t *due)
 {
         int64_t at = version->persist->retry_at_ns;
 
-        if (!due_is_unwritten(version) || (version->is_spread && !version->wanted) || version_is_overtaken(version))
+        if (!due_is_unwritten(version) || (version->is_spread && !version->wanted) || version_is_overtaken_by(version, stored_sequence))
                 return false;
         if (version->is_spread && world_poll_at_ns(version) > at)
                 at = world_poll_at_ns(version);
@@ -142,17 +142,18 @@ static struct version *due_version(struct job *job, int64_t now, int64_t *due)
 {
         struct persist_entry *entries;
         struct version **versions;
+        uint64_t stored_sequence = version_stored_sequence(job);
         size_t count = 0, used = 0;
         int64_t at, index;
 
         for (struct version *version = job->live; version; version = version->next_live)
-                count += is_ready(version, now, due);
+                count += is_ready(version, stored_sequence, now, due);
         if (!count)
                 return NULL;
         entries = calloc(count, sizeof *entries);
         versions = calloc(count, sizeof *versions);
         for (struct version *version = job->live; entries && versions && version; version = version->next_live)
-                if (is_ready(version, now, due)) {
+                if (is_ready(version, stored_sequence, now, due)) {
                         entries[used] = (struct persist_entry){ version->sequence, true, version->wanted };
                         versions[used++] = version;
                 }

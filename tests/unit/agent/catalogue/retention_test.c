@@ -1,3 +1,5 @@
+#include <stdlib.h>
+
 #include "agent/catalogue/retention.h"
 #include "tap.h"
 
@@ -102,7 +104,30 @@ static void a_version_that_a_client_waits_for_goes_first(void)
         CHECK(persist_due(entries, 3, 0, 99, 100, &due) == 2);
 }
 
-TAP_MAIN(TEST(memory_keeps_the_latest_commits), TEST(memory_never_drops_what_is_unsaved_busy_or_the_only_one),
+/* With as many as this, comparing each with each takes a minute. */
+static void memory_keeps_the_latest_of_many(void)
+{
+        enum { COUNT = 200000 };
+        struct retain_entry *entries = calloc(COUNT, sizeof *entries);
+        bool *drop = calloc(COUNT, sizeof *drop), is_right = true;
+
+        for (uint64_t i = 0; i < COUNT; i++) {
+                entries[i] = entry("a", i * 7919 % COUNT + 1); /* each sequence once, in no order */
+                entries[i].order.counts = entries[i].order.sequence % 2;
+        }
+        retain_memory(entries, COUNT, 1000, drop);
+        for (size_t i = 0; i < COUNT; i++)
+                is_right = is_right && drop[i] == (entries[i].order.counts && entries[i].order.sequence < COUNT - 1999);
+        CHECK(is_right);
+        retain_memory(entries, COUNT, COUNT, drop);
+        for (size_t i = 0; i < COUNT; i++)
+                is_right = is_right && !drop[i];
+        CHECK(is_right);
+        free(entries);
+        free(drop);
+}
+
+TAP_MAIN(TEST(memory_keeps_the_latest_commits), TEST(memory_keeps_the_latest_of_many), TEST(memory_never_drops_what_is_unsaved_busy_or_the_only_one),
          TEST(a_save_takes_the_place_of_the_newest_only_if_storage_has_it),
          TEST(a_rolled_back_run_keeps_its_own_versions_and_the_newest), TEST(the_victim_is_the_oldest_that_storage_has),
          TEST(every_version_is_persisted_in_order_without_an_interval), TEST(with_an_interval_the_newest_goes_when_it_has_passed),
