@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The Python half of `make test`, after build and install: tests.sh FRAMEWORK-TESTS [ARGUMENTS of pytest].
 #
-# The tests of the package and of the command share four workers, a file at a time, since most tests wait for a process, a disk or a clock; those of
-# the frameworks and of the page have other Pythons, and run beside them. Their output appears when they have ended. The last lines name the tests
+# The tests of the package and of the command share four workers for each core, a file at a time, since most tests wait for a process, a disk or a clock;
+# those of the frameworks and those of the page have other Pythons, and run beside them. Their output appears when they have ended. The last lines name the tests
 # that failed, and say how many passed in all. `tests.sh FRAMEWORK-TESTS --record-durations` writes down how long each file takes, for the order.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,20 +15,17 @@ run() {
         ${python:-.venv/bin/python} -m pytest --timeout=300 -rsfE --no-header "$@" 2>&1 || [ $? = 5 ] # 5: the arguments chose none of them
 }
 
-beside() {
-        local bad=
-        run tests/model tests/frameworks -k "$chosen" "$@" || bad=1
-        python=.envs/studio/bin/python run tests/studio "$@" || bad=1
-        [ -z "$bad" ]
-}
 failed=
-beside "$@" >"$log/beside" &
-beside=$!
+run tests/model tests/frameworks -k "$chosen" "$@" >"$log/frameworks" &
+frameworks=$!
+python=.envs/studio/bin/python run tests/studio "$@" >"$log/studio" &
+studio=$!
 # In a new clone, each worker would rewrite the assertions of all tests. One process does it for all of them.
 compgen -G 'tests/python/__pycache__/*pytest*' >/dev/null || run tests/python tests/integration --collect-only -q >/dev/null || true
-run tests/python tests/integration -n 4 --dist loadfile --no-loadscope-reorder "$@" | tee "$log/package" || failed=1
-wait $beside || failed=1
-cat "$log/beside"
+run tests/python tests/integration -n $((4 * $(nproc))) --dist loadfile --no-loadscope-reorder "$@" | tee "$log/package" || failed=1
+wait $frameworks || failed=1
+wait $studio || failed=1
+cat "$log/frameworks" "$log/studio"
 grep -hE '^(FAILED|ERROR) ' "$log"/* || true
 awk '/^=.* in [0-9.]+s/ {
         for (i = 2; i <= NF; i++)

@@ -64,7 +64,7 @@ class Asked:
     def check(self, answer: str, told: Any) -> None:
         failed = isinstance(told.get("error"), dict) and len(told) == 1
         self.seen.add("error" if failed else answer)
-        jsonschema.validate(told, SCHEMA | {"$ref": f"#/$defs/answers/$defs/{'error' if failed else answer}"})
+        jsonschema.Draft202012Validator(SCHEMA | {"$ref": f"#/$defs/answers/$defs/{'error' if failed else answer}"}).validate(told)
 
     def serve(self) -> list[Any]:
         """Asks `nebula status --serve` twice."""
