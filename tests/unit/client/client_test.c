@@ -993,7 +993,7 @@ static void the_agent_hears_of_no_copy_that_the_program_waits_for(void)
                 printf("# no userfaultfd here\n");
                 return;
         }
-        for (int looks = 0; looks < 4 && heard_of > LARGE_SAVES / 2; looks++)
+        for (int looks = 0; looks < 12 && heard_of > LARGE_SAVES / 2; looks++)
                 heard_of = copies_heard_of(true);
         CHECK(heard_of >= 0 && heard_of <= LARGE_SAVES / 2);
 }
