@@ -282,7 +282,7 @@ def test_microsofts_command_line_and_a_worker_whose_torchrun_died(start_job, tmp
         pytest.skip("npm is not here, which installs the emulator Azurite")
     pytest.importorskip("azure.data.tables")
     for connection, _ in emulator():
-        job = Job(tmp_path, "--nproc_per_node=1", "--max_restarts=3", SHORT.replace("rdzv-conf", "rdzv_conf"))
+        job = Job(tmp_path, "--nproc_per_node=1", "--max_restarts=3", SHORT.replace("rdzv-conf", "rdzv_conf").replace("attempt=2", "attempt=6"))
         job.environment |= {"AZUREML_RUN_ID": "run_1", "AZURE_STORAGE_CONNECTION_STRING": connection}
         try:
             nodes = [job.start(number, module="nebulaml.elastic.run") for number in (2, 3)]
