@@ -11,6 +11,7 @@ import zipfile
 import pytest
 import torch
 from nebulaml._session import locate
+from nebulaml.integrations import hf
 from waiting import until
 
 
@@ -384,3 +385,22 @@ def test_one_tensor_as_a_complete_torch_file(tmp_path, shape, dtype):
 
 def bytes_of(tensor):
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+# fault (Storage): The directory of a checkpoint of transformers is a copy of another one's.
+# result: A save there takes a tag of its own, so the other checkpoint stays as it is.
+def test_a_save_into_a_copied_directory_does_not_take_the_tag_of_the_copied_one(nm, out):
+    for step in (4, 6, 8):
+        checkpoint = save(nm, f"checkpoint-{step}", step)
+        (out / f"staging-{step}").mkdir(parents=True)
+        checkpoint.publish_directory(out / f"staging-{step}", out / f"checkpoint-{step}")
+        checkpoint.commit()
+        checkpoint.wait("durable")
+        until((out / f"checkpoint-{step}" / hf.LABEL).exists)
+    shutil.rmtree(out / "checkpoint-6")
+    shutil.copytree(out / "checkpoint-4", out / "checkpoint-6")
+    assert hf._chosen(nm.api.default, str(out), "") == {"checkpoint-4": "checkpoint-4", "checkpoint-6": "checkpoint-6~2", "checkpoint-8": "checkpoint-8"}
+    shutil.rmtree(out / "checkpoint-8")
+    for text in ("", "[]", '{"tag": null}', '{"tag": 5}'):
+        (out / "checkpoint-4" / hf.LABEL).write_text(text)
+        assert hf._chosen(nm.api.default, str(out), "") == {"checkpoint-6": "checkpoint-6~2", "checkpoint-8": "checkpoint-8~2"}, text
