@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json
 import logging
 import os
 import re
@@ -19,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .. import api
-from .._session import pulse
+from .._session import documents, pulse
 from ..errors import NebulaConfigError, NebulaError
 from ..export import background
 from ..export.background import HFExport
@@ -71,8 +70,8 @@ def _chosen(session: api.Session, directory: str, prefix: str) -> dict[str, str]
 
 def _tag_in(directory: str) -> str | None:
     """Returns the tag of what a directory holds. None: its label does not say."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(os.path.join(directory, LABEL), encoding="utf-8") as file:
-        tag = json.load(file)["tag"]
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        tag = documents.load(os.path.join(directory, LABEL))["tag"]
         return tag if isinstance(tag, str) else None
     return None
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from .. import _nebula
 from .. import jax as trees
+from .._session import documents
 from .._session.session import Session
 from ..checkpoint import Checkpoint
 from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaNotFound
@@ -267,8 +268,8 @@ def _opened(place: Any) -> Iterator[tuple[Checkpoint, str]]:
     """Gives the version of an item, and the name of its tree."""
     folder, pointer = place.parent.parent / FOLDER, place / POINTER
     try:
-        said = json.loads(pointer.read_text())
-        tag, tree, sequence = str(said["tag"]), str(said["tree"]), int(said["sequence"])
+        said = documents.parse(pointer.read_text())
+        tag, tree, sequence = str(said["tag"]), str(said["tree"]), documents.whole(said["sequence"])
     except (ValueError, KeyError, TypeError) as failure:
         raise NebulaCorrupt(f"{pointer} is damaged, so Nebula does not know which version of {folder} this item is") from failure
     with Reader(os.fspath(folder)) as reader:
