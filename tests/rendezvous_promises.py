@@ -110,7 +110,10 @@ class Promises:
     # fault (Elastic jobs): The stored state of a rendezvous is damaged.
     # result: `torchrun` ends on all nodes, and `RendezvousStateError` names the state. Another `--rdzv-id` begins
     # anew, and resumes from the newest version.
-    @pytest.mark.parametrize("text", ["no JSON", "[]", "{}", '{"state":{},"incarnation":"a","closed_until":null}'])
+    @pytest.mark.parametrize("text", [
+        "no JSON", "[]", "{}", "[" * 50_000, '{"state":{},"incarnation":"a","closed_until":null}',
+        '{"state":{},"incarnation":"a","closed_until":1' + "0" * 400 + "}", '{"state":{},"incarnation":"a","closed_until":NaN}',
+    ])  # fmt: skip
     def test_a_corrupt_state_is_an_error_of_its_own(self, backend, text):
         backend.documents.cells.put(backend.cell, text)
         with pytest.raises(RendezvousStateError, match="another --rdzv-id"):

@@ -8,11 +8,12 @@
 #include "image/image.h"
 #include "os/os.h"
 
-enum nebula_status mapped_open_path(const char *path, struct mapped *ret_mapped, struct nebula_error *error)
+/* Closes `fd`. A negative one is the result of an open that failed. */
+static enum nebula_status map_file(const char *path, int fd, struct mapped *ret_mapped, struct nebula_error *error)
 {
         struct mapped mapped = { 0 };
         struct os_stat stat;
-        int fd = os->open(path, OS_READ), result;
+        int result;
 
         if (fd < 0)
                 return error_set(error, error_status_of_errno(-fd), -fd, "cannot open %s", path);
@@ -31,6 +32,11 @@ enum nebula_status mapped_open_path(const char *path, struct mapped *ret_mapped,
         return NEBULA_OK;
 }
 
+enum nebula_status mapped_open_path(const char *path, struct mapped *ret_mapped, struct nebula_error *error)
+{
+        return map_file(path, os->open(path, OS_READ), ret_mapped, error);
+}
+
 enum nebula_status mapped_open(struct store *store, const char *key, struct mapped *ret_mapped, struct nebula_error *error)
 {
         struct mapped mapped = { 0 };
@@ -43,7 +49,7 @@ enum nebula_status mapped_open(struct store *store, const char *key, struct mapp
 
                 if (asprintf(&path, "%s/%s", store->root, key) < 0)
                         return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a path");
-                status = mapped_open_path(path, ret_mapped, error);
+                status = map_file(path, os->open_below(store->root, key, OS_READ), ret_mapped, error); /* follows no link */
                 free(path);
                 return status;
         }

@@ -10,6 +10,7 @@
 
 #define FIRST_PAGE_ENTRIES 1000
 #define LATER_PAGE_ENTRIES 100000
+#define STALE_TRIES 20 /* of a list that meets a directory which another node has just removed (NFS) */
 
 /* One directory, sorted. */
 struct listed {
@@ -28,6 +29,7 @@ struct walk {
         struct store_page page;
         char key[STORE_KEY_MAX];  /* of the directory being read; later also of the item */
         char last[STORE_KEY_MAX]; /* the place of the last entry of the page */
+        char failed[STORE_KEY_MAX]; /* the last key that could not be read */
 };
 
 /* A server may map our user to another (root_squash): files of the user that owns our last written file are ours, too. */
@@ -98,18 +100,35 @@ static bool descend(struct walk *walk, const char *name, size_t *ret_length)
         return true;
 }
 
-/* Skips an entry that has gone since. Fails for a directory without search permission, which must not look empty. */
-static int read_one(struct walk *walk, struct os_dir *dir, const char *name, struct listing *listing)
+static int fail_at_key(struct walk *walk, int result)
+{
+        memcpy(walk->failed, walk->key, sizeof walk->failed);
+        return result;
+}
+
+/* Whether storage cannot read this item, but perhaps the others: its inode is damaged, or a file system that was mounted there has died. */
+static bool is_item_alone(int result)
+{
+        return result == -EIO || result == -EUCLEAN || result == -ENOTCONN || result == -ESTALE;
+}
+
+/* Skips an entry that has gone since. Fails for a directory without search permission, which must not look empty. *unread: the failure of an
+ * item of the root. It is taken for a directory: then the tag that it may be is named, and hides no other. */
+static int read_one(struct walk *walk, struct os_dir *dir, const char *name, struct listing *listing, int *unread)
 {
         struct os_stat found;
         size_t length;
         bool is_wanted = descend(walk, name, &length) && !is_before(walk, walk->key);
-        int result;
+        int result = is_wanted ? os->stat_entry(dir, name, &found) : -ENOENT;
 
+        if (result && result != -ENOENT)
+                fail_at_key(walk, result);
         walk->key[length] = 0;
-        if (!is_wanted)
-                return 0;
-        result = os->stat_entry(dir, name, &found);
+        if (result && !length && !walk->is_deep && is_item_alone(result)) {
+                *unread = result;
+                found = (struct os_stat){ .kind = OS_KIND_DIRECTORY };
+                result = 0;
+        }
         return result ? (result == -ENOENT ? 0 : result) : add_item(listing, name, &found);
 }
 
@@ -119,16 +138,25 @@ static int read_directory(struct walk *walk, const char *start, struct listing *
         struct listing listing = { 0 };
         char name[256];
         struct os_dir *dir;
-        int result = os->opendir_below(walk->store->root, walk->key, &dir);
+        int result = os->opendir_below(walk->store->root, walk->key, &dir), got, unread = 0;
+        size_t unread_count = 0;
 
         if (result)
-                return result;
-        while ((result = os->readdir(dir, name, sizeof name)) > 0) {
-                result = strncmp(name, start, strlen(start)) ? 0 : read_one(walk, dir, name, &listing);
-                if (result)
-                        break;
-        }
+                return fail_at_key(walk, result);
+        do {
+                int failure = 0;
+
+                got = os->readdir(dir, name, sizeof name);
+                if (got < 0)
+                        result = fail_at_key(walk, got);
+                else if (got && !strncmp(name, start, strlen(start)))
+                        result = read_one(walk, dir, name, &listing, &failure);
+                unread = failure ? failure : unread;
+                unread_count += failure != 0;
+        } while (got > 0 && !result);
         os->closedir(dir);
+        if (!result && unread_count && unread_count == listing.count) /* no item can be read: it is the storage that fails */
+                result = unread;
         if (result) {
                 listing_done(&listing);
                 return result;
@@ -205,8 +233,8 @@ static int walk_from(struct walk *walk, const char *prefix)
         const char *slash = strrchr(prefix, '/');
         int result;
 
-        if (slash)
-                memcpy(walk->key, prefix, (size_t)(slash - prefix));
+        snprintf(walk->key, sizeof walk->key, "%.*s", slash ? (int)(slash - prefix) : 0, prefix);
+        walk->last[0] = walk->failed[0] = 0;
         result = walk_directory(walk, slash ? slash + 1 : prefix);
         return result == -ENOENT || (result == -ENOTDIR && slash) ? 0 : result;
 }
@@ -217,7 +245,7 @@ enum nebula_status file_list(struct store *store, const char *prefix, bool deep,
         enum nebula_status status = NEBULA_OK;
         char path[STORE_PATH_MAX];
         struct walk *walk;
-        int result;
+        int result, tries = 0;
 
         if (!store_prefix_sound(prefix))
                 return error_set(error, NEBULA_INVALID, 0, "\"%.300s\" is not a prefix of keys of %s", prefix, store->root);
@@ -227,14 +255,15 @@ enum nebula_status file_list(struct store *store, const char *prefix, bool deep,
         walk->store = store;
         walk->from = from ? from : "";
         walk->is_deep = deep;
-        result = walk_from(walk, prefix);
+        while ((result = walk_from(walk, prefix)) == -ESTALE && ++tries < STALE_TRIES)
+                store_page_done(&walk->page);
         if (result >= 0 && (!*prefix || !walk->page.count)) {
                 int root = file_dirs_look(((struct file_store *)store)->dirs, store->root);
 
                 result = root == -ENODEV || root == -ENOTDIR ? root : result;
         }
         if (result < 0) {
-                snprintf(path, sizeof path, "%s%s%s", store->root, *walk->key ? "/" : "", walk->key);
+                snprintf(path, sizeof path, "%s%s%s", store->root, *walk->failed ? "/" : "", walk->failed);
                 status = file_error(store, "list", path, result, error);
                 store_page_done(&walk->page);
         } else {

@@ -716,18 +716,55 @@ def test_a_version_whose_item_orbax_is_about_to_name_stays(jax):
 
         (root / "x").rename(root / ("x" + nebula_orbax._UNFINISHED))
 
-        class Renames:
-            __truediv__ = lambda self, name: root / name
-
-            def glob(self, pattern):
-                found = list(root.glob(pattern))
-                for each in found:
-                    each.rename(root / "x")
-                return found
-        say(nebula_orbax._has_item(Renames(), "x", "one"), nebula_orbax._has_item(root, "x", "four"))
+        def listdir(folder, real=os.listdir):
+            found = real(folder)
+            for each in (root / name for name in found if name == "x" + nebula_orbax._UNFINISHED):
+                each.rename(root / "x")
+            return found
+        nebula_orbax.os.listdir = listdir
+        say(nebula_orbax._has_item(root, "x", "one"), nebula_orbax._has_item(root, "x", "four"))
         handler.close()
     """)
     assert said == ["x/one x/three x/two", "True False"]
+
+
+# fault (Storage): The directory of an Orbax step cannot be read, or is a link to a disk that is not mounted.
+# result: Its version stays.
+def test_a_version_whose_step_cannot_be_read_stays(jax):
+    said = jax("""
+        import logging, pathlib
+        import nebulaml.integrations.orbax as nebula_orbax
+        root, tree = pathlib.Path(sys.argv[1]), {"w": jnp.ones(1)}
+        handler = nebula_orbax.Handler()
+        logging.getLogger("nebulaml").addHandler(type("Says", (logging.Handler,), {"emit": lambda self, record: say(record.getMessage())})())
+
+        def save(step):
+            (root / step / "default").mkdir(parents=True)
+            handler.save(root / step / "default", tree)
+        tags = lambda: sorted(row.tag for row in handler._session(root / "nebula").checkpoints())
+        for step in ("1", "2", "3"):
+            save(step)
+        with nm.Checkpoint("own", session=handler._session(root / "nebula")) as own:
+            own.save_bytes("a", [b"mine"])
+        own.wait("durable", 60)
+
+        (root / "1").rename(root.parent / "moved")
+        (root / "1").symlink_to(root.parent / "moved")
+        (root.parent / "moved").rename(root.parent / "unmounted")
+
+        def listdir(folder, real=os.listdir):
+            if folder == str(root / "2"):
+                raise OSError(5, "Input/output error", folder)
+            return real(folder)
+        nebula_orbax.os.listdir = listdir
+        import shutil
+        shutil.rmtree(root / "3")
+        save("4")
+        say(*tags())
+        handler.close()
+    """)
+    assert sorted(line.partition(" stays in ")[0] for line in said[:-1]) == ["nebula: 1/default", "nebula: 2/default"], said
+    assert said[-1] == "1/default 2/default 4/default own"
 
 
 ORBAXS_OWN = """

@@ -282,6 +282,14 @@ problem(".")
 open(path("step=4.ckpt/global_step4/mp_rank_00_model_states.pt"), "w").close()
 assert _look_into(path("step=4.ckpt")) == ("global_step4", "")  # killed before `latest` was written
 problem(".")
+def listdir(folder, real=os.listdir):
+    if folder == path("step=4.ckpt/lost+found"):
+        raise PermissionError(13, "Permission denied", folder)
+    return real(folder)
+os.mkdir(path("step=4.ckpt/lost+found"))
+os.listdir, real = listdir, os.listdir
+assert _look_into(path("step=4.ckpt")) == ("global_step4", "")  # beside a directory that this user may not read
+os.listdir = real
 open(path("step=4.ckpt/latest"), "w").close()
 assert _look_into(path("step=4.ckpt")) == (None, "")
 """)  # fmt: skip

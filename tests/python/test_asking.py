@@ -71,3 +71,18 @@ def test_a_job_saves_once_when_it_is_asked_to(place):
         assert manager.save(3, {"extra": 1}) is not None
         time.sleep(notices.LOOK_S + 0.05)
         assert not manager.should_save(4)
+
+
+# fault (Storage): The request of an earlier run to save has a time in the future: the clock of its server was wrong.
+# result: The job sees later requests.
+def test_a_request_of_an_earlier_run_from_the_future_hides_none(place):
+    notices.ask_to_save(str(place.storage))
+    os.utime(place.storage / ".nebula/save-now", (1 << 32, 1 << 32))
+    with nebulaml.Manager(place.storage, save_every_steps=10**6) as manager:
+        assert not manager.should_save(1)
+        notices.ask_to_save(str(place.storage))
+        time.sleep(notices.LOOK_S + 0.05)
+        assert manager.should_save(2)
+        (place.storage / ".nebula/save-now").unlink()
+        time.sleep(notices.LOOK_S + 0.05)
+        assert not manager.should_save(3)

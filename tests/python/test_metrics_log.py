@@ -108,6 +108,18 @@ def test_foreign_lines_are_left_out(tmp_path):
     assert [row["step"] for row in log.read()] == [1, 2] and losses(log)[2] != losses(log)[2]
 
 
+# fault (Storage): A FIFO that no process reads is in the place of the metrics log.
+# result: Training goes on without the log, and one line says so.
+def test_a_fifo_holds_no_training(tmp_path, caplog):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    signal.alarm(60)
+    log = nm.MetricsLog(tmp_path)
+    for step in range(20):
+        log.log(step, text="x" * 10_000)
+    assert caplog.text.count("Training goes on without it") == 1
+    signal.alarm(0)
+
+
 def test_rank_0_writes(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

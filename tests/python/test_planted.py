@@ -10,6 +10,7 @@ from pathlib import Path
 
 import nebulaml
 import pytest
+import torch
 from nebulaml._session import locate
 from nebulaml.errors import NebulaError
 from test_bad_storage import forget_memory
@@ -98,6 +99,21 @@ def test_a_file_that_is_a_link_is_not_read_and_is_replaced_itself(place):
     checkpoint.wait("durable", 60)
     assert secret.read_bytes() == b"first" and (place.storage / "t/a").read_bytes() == b"again"
     assert not (place.storage / "t/a").is_symlink()
+
+
+# fault: as test_a_link_in_the_place_of_a_directory_is_followed_by_nothing
+@pytest.mark.parametrize("part", ["t/model.pt", "t"])
+def test_inspect_shows_nothing_of_what_a_link_leads_to(place, part):
+    nebulaml.init(str(place.storage), 0, 2)
+    with nebulaml.Checkpoint("t") as checkpoint:
+        checkpoint.save("model.pt", {"weight": torch.ones(3)})
+    checkpoint.wait("durable", 60)
+    forget_memory(place)
+    assert "weight" in nebula("inspect", "--tensors", "t", "model.pt", "--path", place.storage).stdout
+    shutil.move(place.storage / part, place.root / "moved")
+    (place.storage / part).symlink_to(place.root / "moved")
+    told = nebula("inspect", "--tensors", "t", "model.pt", "--path", place.storage)
+    assert told.returncode and "weight" not in told.stdout and "symbolic link" in told.stderr, told
 
 
 # fault (Storage): The storage path itself is reached through links.

@@ -11,6 +11,8 @@ import zipfile
 import pytest
 import torch
 from nebulaml._session import locate
+from nebulaml.integrations import hf
+from test_bad_storage import forget_memory
 from waiting import until
 
 
@@ -384,3 +386,48 @@ def test_one_tensor_as_a_complete_torch_file(tmp_path, shape, dtype):
 
 def bytes_of(tensor):
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+# fault (Storage): The directory of a checkpoint of transformers is a copy of another one's.
+# result: A save there takes a tag of its own, so the other checkpoint stays as it is.
+def test_a_save_into_a_copied_directory_does_not_take_the_tag_of_the_copied_one(nm, out):
+    for step in (4, 6, 8):
+        checkpoint = save(nm, f"checkpoint-{step}", step)
+        (out / f"staging-{step}").mkdir(parents=True)
+        checkpoint.publish_directory(out / f"staging-{step}", out / f"checkpoint-{step}")
+        checkpoint.commit()
+        checkpoint.wait("durable")
+        until((out / f"checkpoint-{step}" / hf.LABEL).exists)
+    shutil.rmtree(out / "checkpoint-6")
+    shutil.copytree(out / "checkpoint-4", out / "checkpoint-6")
+    assert hf._chosen(nm.api.default, str(out), "") == {"checkpoint-4": "checkpoint-4", "checkpoint-6": "checkpoint-6~2", "checkpoint-8": "checkpoint-8"}
+    shutil.rmtree(out / "checkpoint-8")
+    for text in ("", "[]", '{"tag": null}', '{"tag": 5}'):
+        (out / "checkpoint-4" / hf.LABEL).write_text(text)
+        assert hf._chosen(nm.api.default, str(out), "") == {"checkpoint-6": "checkpoint-6~2", "checkpoint-8": "checkpoint-8~2"}, text
+
+
+# fault (Storage): A person has copied the directory of a checkpoint. The program removes the copy.
+# result: The version of the other directory stays, and the version that was published there goes.
+@pytest.mark.parametrize("forgets", [False, True])
+def test_the_removal_of_a_copy_leaves_the_version_of_the_directory_that_was_copied(nm, place, out, forgets):
+    for step in (4, 6, 8):
+        checkpoint = save(nm, f"checkpoint-{step}", step)
+        (out / f"staging-{step}").mkdir(parents=True)
+        checkpoint.publish_directory(out / f"staging-{step}", out / f"checkpoint-{step}")
+        checkpoint.commit()
+        checkpoint.wait("durable")
+        until((out / f"checkpoint-{step}" / hf.LABEL).exists)
+    shutil.rmtree(out / "checkpoint-6")
+    shutil.copytree(out / "checkpoint-4", out / "checkpoint-6")
+    shutil.copytree(out / "checkpoint-4", out / "best")
+    if forgets:
+        forget_memory(place)
+        nm.init(str(place.storage), 0, 2, on_error="raise")
+    nm.unpublish(out / "checkpoint-6")
+    nm.unpublish(out / "best")
+    nm.unpublish(out / "checkpoint-8")
+    until(lambda: not (out / "checkpoint-8").exists() and "checkpoint-8" not in nm.list_checkpoints())
+    assert sorted(os.listdir(out)) == ["checkpoint-4"]
+    left = nm.list_checkpoints()
+    assert "checkpoint-4" in left and ("checkpoint-6" in left) == forgets, left  # no label and no list of the agent names it then

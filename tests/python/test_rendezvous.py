@@ -163,6 +163,23 @@ def test_a_writer_that_slept_takes_no_number_that_is_free_again(cells, monkeypat
     assert one.read(cell)[0] == "8"
 
 
+# fault (Storage): Another program has files beside the entries of the rendezvous: an NFS client (.nfs*), an editor, a person.
+# result: The rendezvous does not count them, and leaves them there.
+@pytest.mark.parametrize("name", [".nfs0000000000000001", "README", "9" * 20, "9" * 30, "00000000000000000005~", "sub/00000000000000000009"])
+def test_files_of_other_programs_beside_the_entries_change_nothing(cells, place, name):
+    one, cell = cells(), Cell("job", "state")
+    token = one.swap(cell, "first", None)
+    foreign = place.storage / ".nebula/rendezvous/job/state" / name
+    foreign.parent.mkdir(exist_ok=True)
+    foreign.write_text("x")
+    other = cells()
+    assert other.read(cell) == ("first", token) and other._follows(cell, int(token))
+    token = other.swap(cell, "second", token)
+    assert token is not None and one.read(cell) == ("second", token) and [each.cell for each in one.entries()] == [cell]
+    one.remove([cell])
+    assert cells().read(cell) is None and foreign.read_text() == "x"
+
+
 def test_a_list_that_is_behind_the_log_hides_nothing(cells, place):
     """An NFS client may show such a list."""
     writer, cell = cells(), Cell("job", "state")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -45,6 +46,32 @@ def test_the_end_of_nebula_store_stops_no_look_and_loses_no_metrics(place, monke
         while collector.state("", 0, 0)["running"]:
             assert time.monotonic() < deadline and collector._thread.is_alive()
             time.sleep(0.1)
+    finally:
+        collector.close()
+        source.close()
+
+
+# fault (Storage): Another program has put its own files into the place of a job's settings and of the history.
+# result: The studio shows the versions, and leaves these files out.
+def test_settings_and_a_history_that_no_agent_has_written_hide_no_version(place):
+    place.run(SAVE, place.storage)
+    (sound,) = (place.storage / ".nebula").glob("settings-*.json")
+    kept = json.loads(sound.read_text())
+    wrong = [[], {}, "text", None, {"job": "x"}, {"job": "x", "settings": []}, {**kept, "job": 1}, {**kept, "job": "x", "settings": {"rules": [1]}}]
+    wrong += [{**kept, "job": "x", "settings": {**kept["settings"], "persistent_time_interval": now}} for now in ("", None, [], -1)]
+    for number, one in enumerate(["{", "[" * 50_000, *map(json.dumps, wrong)]):
+        (place.storage / f".nebula/settings-wrong{number}.json").write_text(one)
+    os.mkfifo(place.storage / ".nebula/settings-fifo.json")
+    (place.storage / ".nebula/checkpointHistories.csv").unlink(missing_ok=True)
+    os.mkfifo(place.storage / ".nebula/checkpointHistories.csv")
+    source = Source(str(place.storage), history=str(place.storage / ".nebula"))
+    collector = Collector(source, 0.2)
+    collector.start()
+    try:
+        state = collector.state("", 0, 60)
+        assert [row["tag"] for row in state["rows"].values()] == ["global_step1"], state["problems"]
+        assert not state["problems"]
+        assert {one["origin"] for one in state["config"]["values"] if one["name"] == "replicas"} == {"init(), kept with the versions"}
     finally:
         collector.close()
         source.close()

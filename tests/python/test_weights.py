@@ -332,6 +332,20 @@ def numbers(place) -> list[int]:
 
 
 # fault: as test_random_deaths_never_give_wrong_weights_and_never_go_back
+@pytest.mark.parametrize("name", ["0/data", "1/data", "latest", "weight_v000001", "current"])
+def test_a_subscriber_takes_no_directory_that_holds_files_of_another_program(place, tmp_path, name):
+    mine = tmp_path / "mine"
+    (mine / name).parent.mkdir(parents=True)
+    (mine / name).write_text("mine")
+    with pytest.raises(NebulaConfigError, match=f"no subscriber has made {name.split('/')[0]} there"):
+        nm.Subscriber(place.storage, mine)
+    assert (mine / name).read_text() == "mine" and len(list(mine.iterdir())) == 1
+    (mine / name).rename(tmp_path / "moved")
+    shutil.rmtree(mine / name.split("/")[0], ignore_errors=True)
+    for _ in range(2):  # its own names are replaced
+        nm.Subscriber(place.storage, mine, versions=True).close()
+
+
 def test_the_maker_of_a_run_that_was_killed_and_the_next_run_on_another_node_take_different_numbers(place, follower, tmp_path):
     """Followers that look after the older one has completed its last publication have that of the next run, too."""
     busy, late = (nm.Subscriber(place.storage, tmp_path / name, poll=0.2) for name in ("busy", "late"))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..errors import NebulaConfigError, NebulaCorrupt
+from . import documents
 
 __all__ = ["FILE", "About", "decode", "encode"]
 
@@ -49,11 +50,11 @@ def encode(about: About) -> bytes:
 def decode(content: bytes) -> About:
     """Returns what the file holds. Raises NebulaCorrupt for content that Nebula has not written."""
     try:
-        document = json.loads(content)
+        document = documents.parse(content)
         metrics = {str(name): math.nan if value is None else float(value) for name, value in document["metrics"].items()}
         items = {str(name): bool(each) for name, each in document.get("items", {}).items()}
-        return About(metrics, dict(document["metadata"]), items, int(document.get("world", 1)))
-    except (ValueError, KeyError, TypeError, AttributeError) as failure:
+        return About(metrics, dict(document["metadata"]), items, documents.whole(document.get("world", 1)))
+    except (ValueError, OverflowError, KeyError, TypeError, AttributeError) as failure:
         raise NebulaCorrupt(f"{FILE} was not written by Nebula: {failure!r}") from failure
 
 

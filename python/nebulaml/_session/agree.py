@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .. import _nebula
 from ..elastic import worker
 from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaStorageError, NebulaTimeout, from_status
-from . import config, progress, ranks
+from . import config, documents, progress, ranks
 from .waits import interruptible
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ __all__ = ["Agreement", "Inventory", "choose", "in_order", "inventory", "refusal
 
 POISON = "the job has failed again and again after loading it"
 UNSEEN = "the newest in storage"  # in place of a tag, if storage cannot be listed (src/agent/restore/passed_over.h)
+_MOST_BYTES = 1 << 28  # of a document of an inventory, with 200 for each of a million versions
 _SAVED = "+"  # at the end of a token: that process has saved, under the name that the run has
 _GROUP = "torch.distributed.init_process_group() or nebulaml.jax.init()"
 _WHOLE = ("committed", "replicated", "durable")
@@ -453,8 +454,7 @@ def _write_document(path: str, rank: int, document: dict[str, Any]) -> None:
 def _read_document(path: str) -> dict[str, Any] | None:
     """Returns a document. None: it is not there yet. It is opened by its name, because the listing of a mounted directory may be old."""
     try:
-        with open(path) as file:
-            return dict(json.load(file))
+        return dict(documents.load(path, most=_MOST_BYTES))
     except (OSError, ValueError, TypeError):
         return None
 

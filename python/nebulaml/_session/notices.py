@@ -178,7 +178,8 @@ class Notices:
         self._has_come = False  # a notice has come to this rank
         self._is_answered = False  # a save has followed the notice
         self._is_listening = False
-        self._wish_seen = self._wish_at = 0.0  # the file's time, and the time of the last look
+        self._wish_seen: tuple[int, int] | None = None  # the file's time and inode; None: there was none
+        self._wish_at = 0.0  # the time of the last look
         self._wishes: bool | None = None  # None: not looked yet; a file that exists at the first look is an older run's
         if cloud and cloud not in CLOUDS:
             raise NebulaConfigError(f"evictions={cloud!r}: give one of {', '.join(map(repr, CLOUDS))}")
@@ -260,12 +261,14 @@ class Notices:
             return False
         self._wish_at = now
         path = _wish(self._engine.settings().persist_path)
-        try:
-            changed = os.stat(path).st_mtime if path else 0.0
-        except OSError:
-            changed = 0.0
-        is_new = self._wishes is not None and changed > self._wish_seen
-        self._wish_seen, self._wishes = max(changed, self._wish_seen), is_new
+        seen = self._wish_seen
+        if path:
+            with contextlib.suppress(OSError):
+                found = os.stat(path)
+                # Not its age: a server's clock may have been wrong when an earlier file was written.
+                self._wish_seen = (found.st_mtime_ns, found.st_ino)
+        is_new = self._wishes is not None and self._wish_seen != seen
+        self._wishes = is_new
         return is_new
 
     def _through(self, shared: Any, place: ranks.Place, step: int, mine: bool) -> bool:

@@ -29,7 +29,7 @@ from deepspeed.runtime import engine as ds_engine
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
 from .. import api
-from .._session import config, pulse
+from .._session import config, documents, pulse
 from .._session import engine as session_engine
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
 from ..export import background
@@ -272,9 +272,8 @@ def _directory_for(engine: NebulaDeepSpeedEngine, url: str) -> Iterator[str]:
 
 def _read_latest(load_dir: str) -> str | None:
     try:
-        with open(os.path.join(load_dir, "latest"), encoding="utf-8") as latest:
-            return latest.read().strip() or None
-    except OSError:
+        return documents.read(os.path.join(load_dir, "latest"), most=4096).decode().strip() or None
+    except (OSError, ValueError):
         return None
 
 

@@ -106,7 +106,7 @@ class Backend(RendezvousBackend):
             if not isinstance(state, dict) or not isinstance(incarnation, str) or not incarnation.isalnum():
                 raise TypeError("parts of the wrong type")
             token = Token(cell_token, incarnation, None if closed_until is None else float(closed_until))
-        except (KeyError, TypeError, ValueError) as failure:
+        except (KeyError, TypeError, ValueError, OverflowError) as failure:
             raise RendezvousStateError(
                 f"the stored rendezvous state of {self._job_text} is corrupt, so start the job again with another --rdzv-id: {failure!r}"
             ) from failure
@@ -157,7 +157,7 @@ class Backend(RendezvousBackend):
         try:
             found = self.documents.get(Cell(job, STATE))
             return found is not None and found[0]["closed_until"] is not None and now > float(found[0]["closed_until"])
-        except (CellCorrupt, KeyError, TypeError, ValueError):
+        except (CellCorrupt, KeyError, TypeError, ValueError, OverflowError):
             return False
 
     def _ahead(self) -> float:

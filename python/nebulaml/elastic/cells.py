@@ -15,6 +15,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from .._session import documents
+
 __all__ = ["PATIENCE_S", "PAUSE_MOST_S", "STATE", "Cell", "CellCorrupt", "CellUnreachable", "Cells", "Documents", "Entry", "escape"]
 
 _LOGGER = logging.getLogger("nebulaml.elastic")
@@ -110,7 +112,7 @@ class Documents:
             return None
         text, token = found
         try:
-            document = json.loads(text)
+            document = documents.parse(text)
         except ValueError as failure:
             raise CellCorrupt(f"{cell.job}/{cell.name} is not JSON: {failure}") from failure
         if not isinstance(document, dict):

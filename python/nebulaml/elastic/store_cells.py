@@ -32,6 +32,7 @@ _KEPT = 16  # newest entries of a log that always stay
 _KEPT_S = 60.0  # seconds by the store's clock: younger entries stay, too
 _FRESH_S = 20.0  # within this time after an entry was the newest, the next one cannot have been created and removed
 _LOOKS = 20
+_DIGITS, _NUMBERS = 20, 1 << 48  # of the name of an entry; no log gets as long
 
 
 class StoreProcess:
@@ -260,14 +261,18 @@ class LogCells(_StoreCells):
         newest: dict[Cell, float] = {}
         for key, written in self._list(f"{ROOT}/{job}/" if job else f"{ROOT}/"):
             parts = key.split("/")
-            if len(parts) == 5:
+            if len(parts) == 5 and _number(key):
                 newest[Cell(*parts[2:4])] = written
         return [Entry(cell, written) for cell, written in newest.items()]
 
     def remove(self, cells: list[Cell]) -> None:
-        keys = [key for cell in cells for key, _ in self._list(f"{_key(cell)}/")]
+        keys = [key for cell in cells for key, _ in self._log(cell)]
         if keys:
             self.process.ask(do="remove", keys=keys)
+
+    def _log(self, cell: Cell) -> list[tuple[str, float]]:
+        """Returns keys and times of the entries, in ascending order, without files of other programs, as .nfs* of an NFS client."""
+        return [(key, written) for key, written in self._list(f"{_key(cell)}/") if _number(key) and key == _entry(cell, _number(key))]
 
     def _saw(self, cell: Cell, number: int) -> bool:
         """Returns True if this was the newest entry a short time ago."""
@@ -276,14 +281,14 @@ class LogCells(_StoreCells):
 
     def _follows(self, cell: Cell, number: int) -> bool:
         """Returns True if entry ``number + 1`` was free because it had never existed."""
-        there = {_number(key) for key, _ in self._list(f"{_key(cell)}/")}
+        there = {_number(key) for key, _ in self._log(cell)}
         return number in there or max(there, default=0) <= number + 1
 
     def _read(self, cell: Cell) -> tuple[str, str] | None:
         """Returns the newest entry, also an empty one."""
         for _ in range(_LOOKS):
             listed = _now()
-            log = self._list(f"{_key(cell)}/")
+            log = self._log(cell)
             if not log:
                 self._seen[cell] = 0, listed
                 return None
@@ -319,11 +324,13 @@ def _key(cell: Cell) -> str:
 
 
 def _entry(cell: Cell, number: int) -> str:
-    return f"{_key(cell)}/{number:020d}"
+    return f"{_key(cell)}/{number:0{_DIGITS}d}"
 
 
 def _number(key: str) -> int:
-    return int(key.rpartition("/")[2])
+    """Returns the number of an entry. 0: no writer has given this name."""
+    name = key.rpartition("/")[2]
+    return int(name) if len(name) == _DIGITS and name.isascii() and name.isdigit() and int(name) < _NUMBERS else 0
 
 
 def _now() -> float:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .._session import documents
 from .._session.config import clean_path, shown
 from .._session.printing import human_bytes
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
@@ -51,8 +52,7 @@ def _json(option: str, path: str | None) -> Any:
     if path is None:
         return None
     try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+        found = documents.load(path)
     except (OSError, ValueError) as failure:
         raise NebulaConfigError(f"{option} {path}: no file of JSON that can be read: {failure}") from failure
     if not isinstance(found, dict):

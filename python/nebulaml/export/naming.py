@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .._session import documents
 from ..errors import NebulaConfigError, NebulaNotFound
 from ..tensors import names
 from .sources import Weights
@@ -61,12 +62,13 @@ class Config:
 
     def _read(self, folder: Path) -> None:
         try:
-            text = (folder / CONFIG).read_bytes()
-            values = json.loads(text)
+            values = documents.load(folder / CONFIG)
         except OSError as failure:
             raise NebulaNotFound(f"config={str(folder)!r}: {CONFIG} cannot be read there: {failure.strerror}") from failure
         except ValueError as failure:
             raise NebulaConfigError(f"{folder / CONFIG} is no JSON: {failure}") from failure
+        if not isinstance(values, dict):
+            raise NebulaConfigError(f"{folder / CONFIG} is no JSON object: it is not a configuration of transformers")
         self._take(values)
         patterns = (*_COPIED, "*.py") if "auto_map" in values else _COPIED
         for one in sorted(folder.iterdir()):

@@ -6,13 +6,15 @@ import contextlib
 import dataclasses
 import fnmatch
 import io
-import json
+import math
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from .._session import documents
 from ..errors import NebulaConfigError, NebulaCorrupt, NebulaNotFound
 from ..integrations.redirect import SAFETENSORS_DTYPES
 from ..tensors import dense, loading, unpickling
@@ -98,18 +100,19 @@ def _safetensors(file: File) -> Weights:
     size = int.from_bytes(file.bytes(0, min(8, file.size)), "little")
     if not 2 <= size <= min(_HEADER_BYTES, file.size - 8):
         raise NebulaCorrupt(f"{file.name} is no safetensors file: its header would have {size} bytes")
+    text, tensors = file.bytes(8, size), dict[str, Tensor]()
     try:
-        header = json.loads(file.bytes(8, size))
-        said = header.pop("__metadata__", {})
-        places = {name: (_DTYPES[one["dtype"]], one["shape"], one["data_offsets"]) for name, one in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as failure:
+        header = documents.parse(text)
+        said = dict(header.pop("__metadata__", {}))
+        for name, one in header.items():
+            dtype, shape, (begin, end) = _DTYPES[one["dtype"]], [*map(operator.index, one["shape"])], map(operator.index, one["data_offsets"])
+            if end - begin != math.prod(shape) * dtype.itemsize or not 0 <= begin <= end <= file.size - 8 - size or min(shape, default=0) < 0:
+                raise NebulaCorrupt(f"{file.name}: the header gives {name} the bytes {begin} to {end}")
+            tensors[name] = Stored(file, 8 + size + begin, shape, dtype, torch.empty(shape, device="meta").stride())
+    except NebulaCorrupt:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as failure:
         raise NebulaCorrupt(f"{file.name} has a header that cannot be read ({type(failure).__name__}: {failure})") from failure
-    tensors: dict[str, Tensor] = {}
-    for name, (dtype, shape, (begin, end)) in places.items():
-        tensor = Stored(file, 8 + size + begin, shape, dtype, torch.empty(shape, device="meta").stride())
-        if end - begin != tensor.count * dtype.itemsize or not 0 <= begin <= end <= file.size - 8 - size:
-            raise NebulaCorrupt(f"{file.name}: the header gives {name} the bytes {begin} to {end}")
-        tensors[name] = tensor
     return Weights(tensors, {left: kept for left, kept in said.items() if kept in tensors and left not in tensors})
 
 

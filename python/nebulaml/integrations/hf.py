@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json
 import logging
 import os
 import re
@@ -19,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .. import api
-from .._session import pulse
+from .._session import documents, pulse
 from ..errors import NebulaConfigError, NebulaError
 from ..export import background
 from ..export.background import HFExport
@@ -61,12 +60,20 @@ def _chosen(session: api.Session, directory: str, prefix: str) -> dict[str, str]
     chosen = {}
     for tag in (one for one in known if one.startswith(prefix) and AGAIN not in one):
         target = os.path.join(directory, tag[len(prefix) :])
-        if not os.path.isdir(target):
-            chosen[tag] = next(other for number in itertools.count(2) if (other := f"{tag}{AGAIN}{number}") not in known)
-            continue
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(os.path.join(target, LABEL), encoding="utf-8") as file:
-            chosen[tag] = str(json.load(file)["tag"])  # the tag of what is there
+        there = _tag_in(target) if os.path.isdir(target) else ""
+        if there is not None and there != tag and not there.startswith(f"{tag}{AGAIN}"):  # removed, or another checkpoint was copied there
+            there = next(other for number in itertools.count(2) if (other := f"{tag}{AGAIN}{number}") not in known)
+        if there is not None:
+            chosen[tag] = there
     return chosen
+
+
+def _tag_in(directory: str) -> str | None:
+    """Returns the tag of what a directory holds. None: its label does not say."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        tag = documents.load(os.path.join(directory, LABEL))["tag"]
+        return tag if isinstance(tag, str) else None
+    return None
 
 
 def _refuse_each_node(options: Any) -> None:

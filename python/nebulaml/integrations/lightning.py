@@ -8,6 +8,7 @@ then Nebula loads that path from memory.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -629,12 +630,20 @@ def _look_into(path: Any) -> tuple[str | None, str]:
             return None, ""
         # The run ended before DeepSpeed wrote `latest`, but the stand-in files of the tag exist.
         tags = [os.path.join(folder, name) for name in names if os.path.isdir(os.path.join(folder, name))]
-        tags = [tag for tag in tags if any(name.endswith(".pt") for name in os.listdir(tag))]
-        if tags:
-            return os.path.basename(max(tags, key=os.path.getmtime)), ""
+        times = {tag: time for tag in tags if (time := _time_of_tag(tag)) is not None}
+        if times:
+            return os.path.basename(max(times, key=times.__getitem__)), ""
     except OSError as failure:
         return None, f"there is no DeepSpeed checkpoint {folder}: {failure.strerror}"
     return None, f"{folder} is not a DeepSpeed checkpoint: it has neither `latest` nor the files of a tag"
+
+
+def _time_of_tag(folder: str) -> float | None:
+    """Returns when the files of a DeepSpeed tag were made. None: it is another directory, or cannot be read, or has gone."""
+    with contextlib.suppress(OSError):
+        if any(name.endswith(".pt") for name in os.listdir(folder)):
+            return os.path.getmtime(folder)
+    return None
 
 
 # Lightning adds a number to the name of a file that exists already, for example from another run.

@@ -25,6 +25,7 @@ import numpy as np
 
 from .. import _nebula
 from .. import jax as trees
+from .._session import documents
 from .._session.session import Session
 from ..checkpoint import Checkpoint
 from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaNotFound
@@ -224,21 +225,42 @@ class _Saved:
 
 
 def _remove_orphans(session: Session, root: Any, current: str) -> None:
-    """Removes the versions whose items Orbax has removed."""
+    """Removes the versions whose items Orbax has removed. What cannot be read is not removed."""
     for row in session.checkpoints():
         step, _, item = row.tag.partition("/")
-        if row.tag == current or row.state != "durable" or _has_item(root, step, item):
+        if row.tag == current or row.state != "durable" or not item:  # a tag without an item is none of Orbax
             continue
         try:
-            session._engine.session(patient=True).remove(row.tag)
+            if not _has_item(root, step, item):
+                session._engine.session(patient=True).remove(row.tag)
+        except OSError as failure:
+            log.warning("nebula: %s stays in %s, because Nebula cannot see whether Orbax has its item: %s", row.tag, root / FOLDER, failure)
         except NebulaError as failure:
             log.warning("nebula: %s stays in %s, although Orbax has removed that step: %s", row.tag, root / FOLDER, failure)
 
 
 def _has_item(root: Any, step: str, item: str) -> bool:
-    """Returns whether Orbax has an item or is about to. The name changes when it is done: the one that it has first is asked for first."""
-    unfinished = (*root.glob(f"{glob.escape(step)}{_UNFINISHED}*"), *(root / step).glob(f"{glob.escape(item)}{_UNFINISHED}*"))
-    return bool(unfinished) or (root / step / item).exists()
+    """Returns whether Orbax has an item or is about to. The name changes when it is done: the one that it has first is asked for first.
+
+    Raises OSError if a directory cannot be read.
+    """
+    if "://" in os.fspath(root):
+        unfinished = (*root.glob(f"{glob.escape(step)}{_UNFINISHED}*"), *(root / step).glob(f"{glob.escape(item)}{_UNFINISHED}*"))
+        return bool(unfinished) or (root / step / item).exists()
+    # Not glob() and exists(): for them a directory that cannot be read is absent.
+    inside = os.path.join(root, step)
+    unfinished_names = (*_names(os.fspath(root), f"{step}{_UNFINISHED}"), *_names(inside, f"{item}{_UNFINISHED}"))
+    return bool(unfinished_names) or item in _names(inside, item)
+
+
+def _names(folder: str, start: str) -> list[str]:
+    """Returns the names in a directory that begin so. []: there is no directory."""
+    try:
+        return [name for name in os.listdir(folder) if name.startswith(start)]
+    except FileNotFoundError:
+        if os.path.islink(folder):  # the directory is elsewhere, perhaps on a disk that is not mounted
+            raise
+        return []
 
 
 @contextlib.contextmanager
@@ -246,8 +268,8 @@ def _opened(place: Any) -> Iterator[tuple[Checkpoint, str]]:
     """Gives the version of an item, and the name of its tree."""
     folder, pointer = place.parent.parent / FOLDER, place / POINTER
     try:
-        said = json.loads(pointer.read_text())
-        tag, tree, sequence = str(said["tag"]), str(said["tree"]), int(said["sequence"])
+        said = documents.parse(pointer.read_text())
+        tag, tree, sequence = str(said["tag"]), str(said["tree"]), documents.whole(said["sequence"])
     except (ValueError, KeyError, TypeError) as failure:
         raise NebulaCorrupt(f"{pointer} is damaged, so Nebula does not know which version of {folder} this item is") from failure
     with Reader(os.fspath(folder)) as reader:

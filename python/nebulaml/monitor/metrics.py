@@ -72,7 +72,7 @@ class MetricsLog:
         Returns [] if there is no file. Raises NebulaNotFound if it cannot be read.
         """
         try:
-            with open(self.path, "rb") as file:
+            with open(self.path, "rb", opener=_opened) as file:
                 return _read(file.read())
         except FileNotFoundError:
             return []
@@ -108,9 +108,14 @@ class MetricsLog:
 
     def _open(self) -> None:
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._fd = _opened(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         size = os.fstat(self._fd).st_size
         self._is_torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+
+
+def _opened(path: str, flags: int) -> int:
+    """Opens the file. If it is a FIFO, a write fails when it is full: otherwise it would hold the training."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
 
 
 def _lines(content: bytes) -> Iterator[dict[str, Any]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from typing import Any
 
-from .._session import locate
+from .._session import documents, locate
 from ..errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
 
 __all__ = ["measure", "read", "read_goodput", "seconds_of"]
@@ -40,7 +39,7 @@ def read_goodput(file: str) -> dict[str, Any]:
     """Reads a saved output of `nebula goodput --json`, for seconds_of()."""
     content = _content(file, "--goodput takes the output of `nebula goodput --json`")
     try:
-        return seconds_of(json.loads(content))
+        return seconds_of(documents.parse(content))
     except (ValueError, KeyError, TypeError) as failure:
         raise NebulaConfigError(f"{file} holds no ledger ({failure!r}); `nebula goodput --json` writes one") from failure
 
@@ -60,8 +59,7 @@ def seconds_of(ledger: dict[str, Any]) -> dict[str, float]:
 
 def _content(file: str, takes: str) -> str:
     try:
-        with open(file, encoding="utf-8") as opened:
-            return opened.read()
+        return documents.read(file).decode()
     except FileNotFoundError:
         raise NebulaNotFound(f"{file} does not exist: {takes}") from None
     except (OSError, ValueError) as failure:
@@ -70,7 +68,7 @@ def _content(file: str, takes: str) -> str:
 
 def _limits(content: str, name: str) -> dict[str, Any]:
     try:
-        found = json.loads(content)["limits"]
+        found = documents.parse(content)["limits"]
         if not isinstance(found, dict):
             raise TypeError("limits is not an object")
     except (ValueError, KeyError, TypeError) as failure:

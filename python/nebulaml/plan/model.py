@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from typing import Any
 
+from .._session import documents
 from ..errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
 from . import quantities
 
@@ -46,8 +46,7 @@ def from_config(path: str) -> Model:
     """
     file = os.path.join(path, "config.json") if os.path.isdir(path) else path
     try:
-        with open(file, encoding="utf-8") as opened:
-            described = json.load(opened)
+        described = documents.load(file)
     except FileNotFoundError:
         raise NebulaNotFound(f"{file} does not exist: --config takes a config.json of Hugging Face, or its folder") from None
     except (OSError, ValueError) as failure:

@@ -228,7 +228,15 @@ def _settings(status: dict[str, Any], path: str, kept: Sequence[dict[str, Any]])
         if one["path"] == path and one["trainer_count"]
     ]
     known = {one["job"] for one in live}
-    return live + [{**one, "origin": "kept with the versions"} for one in kept if one["job"] not in known]
+    return live + [{**one, "origin": "kept with the versions"} for one in kept if _is_settings(one) and one["job"] not in known]
+
+
+def _is_settings(found: Any) -> bool:
+    """Whether an agent has written a document of settings, and not another program, or a Nebula that has other settings."""
+    try:
+        return isinstance(found["job"], str) and found["settings"]["persistent_time_interval"] >= 0 and bool(_named_settings(found["settings"]))
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return False
 
 
 def _config(status: dict[str, Any], path: str, settings: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import _nebula
-from .._session import about, config, locate, notices
+from .._session import about, config, documents, locate, notices
 from ..elastic.cells import CellUnreachable
 from ..elastic.store_cells import StoreProcess
 from ..errors import NebulaConfigError, NebulaError, NebulaUnavailable, from_status
@@ -194,7 +194,7 @@ class Source:
         found = {}
         for key, stamp in ((one["key"], (one["key"], one["time_ns"])) for one in entries):
             with contextlib.suppress(NebulaError, CellUnreachable, ValueError):
-                found[stamp] = self._settings.get(stamp) or json.loads(self._store.ask(do="get", key=key)["value"])
+                found[stamp] = self._settings.get(stamp) or documents.parse(self._store.ask(do="get", key=key)["value"])
         self._settings = found
         return list(found.values())
 
@@ -227,7 +227,7 @@ class Source:
     def history(self) -> list[dict[str, Any]]:
         """Returns the rows of checkpointHistories.csv, oldest first. []: there is no such file."""
         try:
-            with open(self.history_file(), encoding="utf-8", errors="replace", newline="") as opened:
+            with open(self.history_file(), encoding="utf-8", errors="replace", newline="", opener=_without_wait) as opened:
                 return _rows(opened)
         except OSError:
             return []
@@ -258,6 +258,11 @@ class Source:
     def restore_command(self, tag: str) -> str:
         """Returns a shell command that restores the tag, even if the tag holds quotes or control characters."""
         return f"nebula restore --path {shell_word(self.shown_path)} --to ./restored -- {shell_word(tag)}"
+
+
+def _without_wait(path: str, flags: int) -> int:
+    """Opens a file. A FIFO in its place would wait for a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _answer(name: str, code: int, output: str | bytes, said: str) -> Any:

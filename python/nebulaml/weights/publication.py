@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _nebula
+from .._session import documents
 from ..errors import NebulaCorrupt
 
 __all__ = [
@@ -80,8 +81,8 @@ class About:
     def read(cls, metadata: dict[str, Any]) -> About | None:
         """Returns it from the metadata of a checkpoint; None: they are those of another kind of checkpoint."""
         try:
-            number, step, first = (int(metadata[key]) for key in ("number", "step", "first"))
-            name, total, ranks = metadata["name"], int(metadata["total"], 16), int(metadata.get("ranks", 0))
+            number, step, first = (documents.whole(metadata[key]) for key in ("number", "step", "first"))
+            name, total, ranks = metadata["name"], int(metadata["total"], 16), documents.whole(metadata.get("ranks", 0))
         except (KeyError, TypeError, ValueError):
             return None
         is_plain = isinstance(name, str) and name and "/" not in name and not name.startswith(".")
@@ -123,7 +124,8 @@ def _read_head(data: memoryview) -> tuple[bytes, dict[str, tuple[int, int, str]]
         raise NebulaCorrupt("these weights are no safetensors file")
     head = bytes(data[: 8 + size])
     try:
-        tensors = {name: (*about["data_offsets"], about["dtype"]) for name, about in json.loads(head[8:]).items() if name != "__metadata__"}
+        said = {name: about for name, about in documents.parse(head[8:]).items() if name != "__metadata__"}
+        tensors = {name: (*about["data_offsets"], about["dtype"]) for name, about in said.items()}
         return head, {name: (len(head) + begin, end - begin, dtype) for name, (begin, end, dtype) in tensors.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as failure:
         raise NebulaCorrupt(f"the header of these weights is damaged: {failure}") from None

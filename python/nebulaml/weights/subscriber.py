@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import fnmatch
 import json
 import logging
 import mmap
@@ -43,6 +44,8 @@ log = logging.getLogger("nebulaml")
 
 PIECE = 64 << 20  # bytes that are copied at once
 OWN = "nebula-subscriber-"  # begins the names of directories that subscribers make themselves
+LOCK = ".lock"  # in a directory that the program names: it says that the names below are a subscriber's
+NAMES = ("0", "1", "current", "latest", "weight_v*")  # what a subscriber replaces in its directory
 
 
 def _made_directory() -> tuple[Path, int]:
@@ -60,6 +63,18 @@ def _made_directory() -> tuple[Path, int]:
                 return made, os.dup(lock)
 
 
+def _check_owned(directory: Path) -> None:
+    """Raises if a directory that the program names holds files of another program, which a subscriber would remove."""
+    if os.path.lexists(directory / LOCK):
+        return
+    found = sorted(entry.name for entry in directory.iterdir() if any(fnmatch.fnmatchcase(entry.name, name) for name in NAMES))
+    if found:
+        raise NebulaConfigError(
+            f"Subscriber(directory={os.fspath(directory)!r}): no subscriber has made {', '.join(found[:5])} there, and it would replace "
+            "these names. Give it a directory of its own"
+        )
+
+
 # The locks of the named directories of this process's subscribers, by process, device and inode.
 _taken: weakref.WeakValueDictionary[tuple[int, int, int], _Lock] = weakref.WeakValueDictionary()
 
@@ -74,7 +89,7 @@ class _Lock:
         if _taken.setdefault(self._key, self) is not self:  # the file is not opened: to close it again would end the lock of the other one
             raise self._refusal(directory, "this process has")
         try:
-            self._descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError:
             del _taken[self._key]
             raise
@@ -242,6 +257,7 @@ class Subscriber:
             else:
                 self._root = Path(directory).absolute()
                 self._root.mkdir(parents=True, exist_ok=True)
+                _check_owned(self._root)
                 self._lock = _Lock(self._root)
         except BaseException:
             self._reader.close()

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "os/os.h"
 #include "store/document.h"
+#include "sum/sum.h"
 
 #define LABEL ".nebula.json" /* names the version of a published directory */
 #define LABEL_BYTES_MAX 16384
@@ -92,7 +93,15 @@ struct label {
         char tag[IPC_NAME_MAX], job[IPC_NAME_MAX], persist_path[IPC_PATH_MAX];
         uint64_t sequence;
         uint64_t publish_id; /* 0: not given */
+        uint64_t name_sum;   /* of the directory's name; 0: not given */
 };
+
+static uint64_t name_sum(const char *path)
+{
+        const char *name = strrchr(path, '/') + 1;
+
+        return sum_crc64(0, name, strlen(name));
+}
 
 static enum nebula_status write_label(const struct job *job, const struct publish *publish, const char *directory,
                                       struct nebula_error *error)
@@ -107,7 +116,7 @@ static enum nebula_status write_label(const struct job *job, const struct publis
             json_object_set_new(body, "sequence", json_integer((json_int_t)publish->sequence)) ||
             json_object_set_new(body, "job", json_string(job->name)) ||
             json_object_set_new(body, "persist_path", json_string(job->persist_path)) ||
-            json_object_set_new(body, "publish", document_hex(publish->id))) {
+            json_object_set_new(body, "publish", document_hex(publish->id)) || json_object_set_new(body, "name", document_hex(name_sum(publish->path)))) {
                 json_decref(body);
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory to describe %.200s", directory);
         }
@@ -143,6 +152,8 @@ static bool read_label(const char *directory, struct label *ret_label)
         label.sequence = document_sequence(&reader, body);
         if (json_object_get(body, "publish"))
                 label.publish_id = document_crc64(&reader, json_object_get(body, "publish"), "publish");
+        if (json_object_get(body, "name"))
+                label.name_sum = document_crc64(&reader, json_object_get(body, "name"), "name");
         json_decref(body);
         if (!reader.status)
                 *ret_label = label;
@@ -312,11 +323,13 @@ enum nebula_status publish_finish_directory(const struct publish *publish, struc
         return result ? publish_fail(error, "finish", publish->path, result) : NEBULA_OK;
 }
 
-static void report_version(struct catalogue *catalogue, const struct job *job, const char *directory, char ret_tag[IPC_NAME_MAX], uint64_t *ret_sequence)
+/* `path`: of the directory, before it was moved aside. A copy with another name, whose label came with it, does not own the version. */
+static void report_version(struct catalogue *catalogue, const struct job *job, const char *path, const char *directory, char ret_tag[IPC_NAME_MAX],
+                           uint64_t *ret_sequence)
 {
         struct label label;
 
-        if (!read_label(directory, &label) || strcmp(label.job, job->name) ||
+        if (!read_label(directory, &label) || strcmp(label.job, job->name) || (label.name_sum && label.name_sum != name_sum(path)) ||
             !location_same(catalogue, label.persist_path, job->persist_path))
                 return;
         strcpy(ret_tag, label.tag);
@@ -332,11 +345,11 @@ enum nebula_status publish_take_away(struct catalogue *catalogue, struct job *jo
 
         own_name(publish->path, publish, SET_ASIDE, old);
         if (!os->stat(old, false, &stat)) {
-                report_version(catalogue, job, old, ret_tag, ret_sequence); /* an earlier attempt got this far */
+                report_version(catalogue, job, publish->path, old, ret_tag, ret_sequence); /* an earlier attempt got this far */
         } else {
                 result = os->stat(publish->path, false, &stat);
                 if (!result && stat.kind == OS_KIND_DIRECTORY) {
-                        report_version(catalogue, job, publish->path, ret_tag, ret_sequence);
+                        report_version(catalogue, job, publish->path, publish->path, ret_tag, ret_sequence);
                         result = os->rename(publish->path, old); /* so that no reader sees half of it */
                 } else if (!result) {
                         result = os->unlink(publish->path);

@@ -72,6 +72,37 @@ ON_EACH_STORE(a_scan_of_nothing_is_empty)
         manifest_scan_done(&scan);
 }
 
+static int stat_entry_damaged(struct os_dir *listing, const char *name, struct os_stat *ret_stat)
+{
+        return strcmp(name, "global_step30") ? os_linux.stat_entry(listing, name, ret_stat) : -EUCLEAN;
+}
+
+static int opendir_damaged(const char *root, const char *key, struct os_dir **ret_dir)
+{
+        return strncmp(key, "global_step30", 13) ? os_linux.opendir_below(root, key, ret_dir) : -EUCLEAN;
+}
+
+ON_EACH_STORE(a_directory_whose_inode_is_damaged_hides_no_version_and_is_named)
+{
+        const struct os_table *before = os;
+        struct os_table table = *os;
+        struct manifest_scan scan;
+
+        if (!(features & STORE_PATHS))
+                return;
+        save("global_step20", 20);
+        save("global_step30", 30);
+        table.stat_entry = stat_entry_damaged;
+        table.opendir_below = opendir_damaged;
+        os = &table;
+        CHECK(manifest_scan(store, &scan, &error) == NEBULA_OK);
+        os = before;
+        REQUIRE(scan.count == 1 && scan.broken_count == 1);
+        CHECK(!strcmp(scan.manifests[0].tag, "global_step20") && !strcmp(scan.broken_list[0].tag, "global_step30") &&
+              strstr(scan.broken_list[0].reason, "global_step30"));
+        manifest_scan_done(&scan);
+}
+
 ON_EACH_STORE(a_directory_of_format_1_counts_as_broken)
 {
         struct manifest_scan scan;
@@ -469,7 +500,8 @@ static void a_service_over_the_network_is_asked_for_many_manifests_at_once(void)
         end_mem();
 }
 
-TAP_MAIN(TEST(a_scan_lists_the_sound_oldest_first_and_counts_the_broken), TEST(a_scan_of_nothing_is_empty), TEST(a_directory_of_format_1_counts_as_broken),
+TAP_MAIN(TEST(a_scan_lists_the_sound_oldest_first_and_counts_the_broken),
+         TEST(a_scan_of_nothing_is_empty), TEST(a_directory_of_format_1_counts_as_broken), TEST(a_directory_whose_inode_is_damaged_hides_no_version_and_is_named),
          TEST(tags_without_a_version_are_told_from_the_largest_step_on), TEST(a_checkpoint_without_its_manifest_is_bare_and_one_on_the_way_is_not),
          TEST(links_beside_the_tags_are_counted_and_not_followed), TEST(lost_and_found_of_another_user_is_no_checkpoint), TEST(a_directory_that_no_tag_is_encoded_as_is_no_tag),
          TEST(a_scan_finds_what_took_the_place_of_what_it_had_listed), TEST(a_scan_ends_also_where_versions_come_and_go_for_ever),

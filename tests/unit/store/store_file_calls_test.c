@@ -399,7 +399,74 @@ static void a_file_that_another_node_replaces_while_it_is_read_is_opened_anew(vo
         close_with_table();
 }
 
-TAP_MAIN(TEST(a_file_that_another_node_replaces_while_it_is_read_is_opened_anew), TEST(an_object_is_created_only_where_none_is_without_links), TEST(an_object_whose_creation_had_no_answer_is_created),
+static int stale_lists;
+
+/* As on NFS where another node has removed the directory since it was opened. */
+static int readdir_stale(struct os_dir *listing, char *name, size_t size)
+{
+        int result = real->readdir(listing, name, size);
+
+        return result > 0 && !strcmp(name, "y") && stale_lists-- > 0 ? -ESTALE : result;
+}
+
+/*
+ * fault (Storage): Another node removes a directory while it is listed (ESTALE of NFS).
+ * result: The agent lists anew.
+ */
+static void a_directory_that_another_node_removes_while_it_is_listed_is_listed_anew(void)
+{
+        struct store_page page;
+
+        open_with_table();
+        CHECK(!set("t/x", "1") && !set("t/y", "1") && !set("s/x", "1"));
+        table.readdir = readdir_stale;
+        stale_lists = 3;
+        CHECK(!strcmp(keys("", true), "s/x t/x t/y ") && stale_lists < 0);
+        stale_lists = 1;
+        CHECK(!strcmp(keys("t/", false), "t/x t/y "));
+        stale_lists = 1000000;
+        CHECK(store->ops->list(store, "", true, NULL, &page, &error) == NEBULA_STORAGE && error.sys_errno == ESTALE && strstr(error.message, "root/t:"));
+        close_with_table();
+}
+
+static int item_result;
+static bool is_all;
+
+static int stat_entry_damaged(struct os_dir *listing, const char *name, struct os_stat *ret_stat)
+{
+        return is_all || !strcmp(name, "bad") ? item_result : real->stat_entry(listing, name, ret_stat);
+}
+
+/*
+ * fault (Storage): The inode of one item of the storage path is damaged (EUCLEAN), or a file system that was mounted there has died (ENOTCONN).
+ * result: The item counts as a checkpoint that cannot be read. The others are found.
+ */
+static void an_item_that_cannot_be_read_hides_no_other_in_the_root_and_is_named_elsewhere(void)
+{
+        static const int results[] = { -EIO, -EUCLEAN, -ENOTCONN, -ESTALE };
+        struct store_page page;
+
+        for (size_t i = 0; i < sizeof results / sizeof *results; i++) {
+                open_with_table();
+                CHECK(!set("t/x", "1") && !set("bad", "1") && !set("t/bad", "1"));
+                item_result = results[i];
+                table.stat_entry = stat_entry_damaged;
+                REQUIRE(store->ops->list(store, "", false, NULL, &page, &error) == NEBULA_OK);
+                CHECK(page.count == 2 && !strcmp(page.entries[0].key, "bad") && page.entries[0].is_prefix && !strcmp(page.entries[1].key, "t"));
+                store_page_done(&page);
+                CHECK(store->ops->list(store, "t/", false, NULL, &page, &error) == NEBULA_STORAGE && strstr(error.message, "root/t/bad:"));
+                CHECK(store->ops->list(store, "", true, NULL, &page, &error) == NEBULA_STORAGE && strstr(error.message, "root/bad:"));
+                is_all = true;
+                CHECK(store->ops->list(store, "", false, NULL, &page, &error) == NEBULA_STORAGE && error.sys_errno == -item_result);
+                is_all = false;
+                item_result = -EACCES; /* the directory may not be entered */
+                CHECK(store->ops->list(store, "", false, NULL, &page, &error) == NEBULA_STORAGE && error.sys_errno == EACCES);
+                close_with_table();
+        }
+}
+
+TAP_MAIN(TEST(a_directory_that_another_node_removes_while_it_is_listed_is_listed_anew), TEST(an_item_that_cannot_be_read_hides_no_other_in_the_root_and_is_named_elsewhere),
+         TEST(a_file_that_another_node_replaces_while_it_is_read_is_opened_anew), TEST(an_object_is_created_only_where_none_is_without_links), TEST(an_object_whose_creation_had_no_answer_is_created),
          TEST(an_object_whose_replacement_had_no_answer_is_replaced), TEST(a_removal_elsewhere_costs_a_write_no_sync),
          TEST(a_directory_that_another_process_made_anew_is_synced_anew),
          TEST(a_text_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one), TEST(a_removal_gives_back_what_it_did_not_mean),
