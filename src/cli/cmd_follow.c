@@ -41,6 +41,26 @@ static enum nebula_status read_numbers(nebula_checkpoint *checkpoint, uint64_t *
         return status;
 }
 
+/* Characters on which the shell acts in the quotes of fill_command. */
+#define ACTS_IN_QUOTES "'\"$`\\"
+
+/* The name of a tag's directory: that of storage, without ACTS_IN_QUOTES. Any writer of the storage path may choose the tag. */
+static bool directory_name(const char *tag, char ret_name[3 * IPC_NAME_MAX])
+{
+        char encoded[IPC_NAME_MAX], *to = ret_name;
+
+        if (name_encode(tag, encoded, NULL))
+                return false;
+        for (const char *from = encoded; *from; from++) {
+                if (strchr(ACTS_IN_QUOTES, *from))
+                        to += sprintf(to, "%%%02X", (unsigned)*from);
+                else
+                        *to++ = *from;
+        }
+        *to = 0;
+        return true;
+}
+
 /* The command with each "{}" replaced by the directory, in quotes of the shell. Its shell removes the directory at every end, even if this
  * process was killed before. The caller frees the text. */
 static char *fill_command(const struct follow *follow, const char *directory)
@@ -85,8 +105,8 @@ static int run_command(const struct follow *follow, const char *directory)
 /* Puts the files of the version into a new directory. */
 static int unpack(const struct follow *follow, const char *directory)
 {
-        char *words[] = { (char[]){ "nebula" }, (char[]){ "restore" }, (char *)(uintptr_t)follow->tag, (char[]){ "--to" },
-                          (char *)(uintptr_t)directory, (char[]){ "--path" }, (char *)(uintptr_t)follow->common.path, NULL };
+        char *words[] = { (char[]){ "nebula" }, (char[]){ "restore" }, (char[]){ "--to" }, (char *)(uintptr_t)directory, (char[]){ "--path" },
+                          (char *)(uintptr_t)follow->common.path, (char[]){ "--" }, (char *)(uintptr_t)follow->tag, NULL };
         int code = 0, result;
 
         os_remove_tree(directory);
@@ -101,7 +121,7 @@ static int unpack(const struct follow *follow, const char *directory)
 /* Handles the checkpoint that is newest now. CLI_NOT_FOUND: it left before its files were there, because a newer one took its place. */
 static int handle(const struct follow *follow)
 {
-        char directory[IPC_PATH_MAX], name[IPC_NAME_MAX];
+        char directory[IPC_PATH_MAX], name[3 * IPC_NAME_MAX];
         int code;
 
         if (!follow->command) {
@@ -109,7 +129,7 @@ static int handle(const struct follow *follow)
                 fflush(stdout);
                 return CLI_OK;
         }
-        if (name_encode(follow->tag, name, NULL) || (size_t)snprintf(directory, sizeof directory, "%s/%s", follow->directory, name) >= sizeof directory)
+        if (!directory_name(follow->tag, name) || (size_t)snprintf(directory, sizeof directory, "%s/%s", follow->directory, name) >= sizeof directory)
                 return CLI_WRONG;
         code = unpack(follow, directory);
         if (!code)
@@ -198,8 +218,8 @@ int command_follow(int argc, char **argv)
         snprintf(directory, sizeof directory, "/dev/shm/nebula-follow-%u", os->pid());
         if (!follow.directory)
                 follow.directory = directory;
-        if (follow.directory[0] != '/' || strchr(follow.directory, '\''))
-                return cli_usage_error("follow", "--in is \"%.200s\": give an absolute path without quotes", follow.directory);
+        if (follow.directory[0] != '/' || strpbrk(follow.directory, ACTS_IN_QUOTES))
+                return cli_usage_error("follow", "--in is \"%.200s\": give an absolute path without quotes, $, ` and \\", follow.directory);
         if (best && !follow_best_parse(best, &follow.best))
                 return cli_usage_error("follow", "--best is \"%.200s\": give METRIC, METRIC:min or METRIC:max", best);
         nebula_options_init(&settings);

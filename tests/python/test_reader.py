@@ -330,6 +330,29 @@ def test_the_command_follow_runs_a_program_with_each_checkpoints_files(place):
     trainer.end()
 
 
+@pytest.mark.parametrize(
+    ("tag", "name"),
+    [
+        ("$(touch planted)`touch planted`", "%24(touch planted)%60touch planted%60"),
+        ("'; touch planted; '", "%27; touch planted; %27"),
+        ('it\'s "100 %"', "it%27s %22100 %25%22"),
+        ("-rf", "-rf"),
+    ],
+)
+def test_no_tag_gives_the_command_follow_words_for_the_shell(place, tag, name, tmp_path):
+    session = nebula.Session(str(place.storage), world=1, persistent_time_interval=0, on_error="raise")
+    with session.checkpoint(tag) as checkpoint:
+        checkpoint.save_bytes("w.pt", b"values")
+    checkpoint.wait("durable", 60)
+    nebula_command = locate.agent_path() or os.environ["NEBULA_AGENT_PATH"]
+    work, directory = tmp_path / "work", tmp_path / "in"
+    work.mkdir()
+    words = [nebula_command, "follow", place.storage, "--once", "--in", directory, "--exec", "cat {}/*; printf ' %s' {}"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=work)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", f"values {directory}/{name}")
+    assert not list(work.iterdir()) and not directory.exists()
+
+
 # Saves a step and its loss for each line of input. "load" begins a new line of steps at step 1.
 MEASURED = """
     nm.init(sys.argv[1], 0, 2, on_error="raise")
