@@ -54,6 +54,17 @@ def test_a_manager_exports_its_durable_versions_and_the_last_one_always(nm, plac
     assert [event.step for event in exported] == [2, 6] and exported[0].text == str(tmp_path / "out" / "step2")
 
 
+def test_a_job_exports_no_version_of_another_job_of_its_path(nm, place, tmp_path):
+    with nm.Manager(place.storage, job="mine", export=nm.HFExport(str(tmp_path / "out" / "{step}"))) as manager:
+        manager.save(1, {"model": {"w": torch.ones(5)}}, force=True)
+        other = nm.Session(str(place.storage), job="other", persistent_time_interval=0)
+        with other.checkpoint("global_step2") as checkpoint:
+            checkpoint.save("model.pt", {"model": {"w": torch.zeros(5)}})
+        checkpoint.wait("durable", 60)
+    assert nm.wait_for_exports(120)  # at its end, the process looks once more
+    assert os.listdir(tmp_path / "out") == ["1"]
+
+
 # fault: as test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on
 @pytest.mark.nightly
 def test_the_newest_version_wins_and_no_save_waits_for_an_export(nm, place, tmp_path):

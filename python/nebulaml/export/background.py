@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 
 from .. import _nebula
 from .._session import config as settings
+from .._session.rows import listing
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
 from ..events import Event
 from . import SHARD_SIZE, dtype_of, size_of, target_of
@@ -354,13 +355,13 @@ class _Exports(Work):
             made.files = {name: text.encode() for name, text in options["config"]["files"].items()}
             options["config"] = made
         self.export = HFExport(**options)
-        self.prefix, self._root = request["prefix"], request["root"]
+        self.prefix, self._root, self._job = request["prefix"], request["root"], request["job"]
         self._done: set[tuple[str, float]] = set()  # versions that are exported, or cannot be
         self._durable_since: dict[str, float] = {}  # by tag, of versions whose directory is not there
 
     def due(self, reader: Any) -> tuple[tuple[Any, ...] | None, Any]:
         waiting = None
-        for row in reader.versions():  # the newest first
+        for row in listing(one for one in reader._session.list_checkpoints().values() if one["job"] == self._job):  # the newest first
             name = row.tag.removeprefix(self.prefix)
             step = step_of(name)
             if not row.tag.startswith(self.prefix) or row.abandoned or (step or 0) % self.export.every:
