@@ -529,7 +529,7 @@ def test_random_deaths_never_give_wrong_weights_and_never_go_back(place, tmp_pat
 
 
 def test_what_cannot_be_published_or_followed_is_refused_with_a_sentence(place, tmp_path):
-    for options in ({"full_every": 0}, {"name": "a/b"}, {"files": {"../x": b""}}):
+    for options in ({"full_every": 0}, {"name": "a/b"}, {"files": {"../x": b""}}, {"files": {"model.safetensors": b"of the base model"}}):
         with pytest.raises(NebulaConfigError):
             nm.Publisher(weights(), place.storage, **options)
     for value in ("", 5):
@@ -631,11 +631,12 @@ def test_a_directory_of_a_model_gives_its_files_without_its_weights(place, tmp_p
     source.mkdir()
     (source / "config.json").write_text("{}")
     (source / "model.safetensors").write_bytes(b"old")
+    (source / "model.weights").write_bytes(b"old")
     (source / "deep").mkdir()
-    with nm.Publisher(weights(), place.storage, files=source) as publisher:
+    with nm.Publisher(weights(), place.storage, files=source, name="model.weights") as publisher:
         publisher.publish(1)
         version = follower.prepare(60)
-        assert sorted(path.name for path in Path(version.directory).iterdir()) == ["config.json", "model.safetensors"]
+        assert sorted(path.name for path in Path(version.directory).iterdir()) == ["config.json", "model.weights"]
 
 
 def pull(local: Path, source: Path, target: int) -> None:

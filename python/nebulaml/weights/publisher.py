@@ -78,7 +78,7 @@ class Publisher:
             raise NebulaConfigError("Publisher(path='') names no storage path")
         self._path, self._name, self._full_every = found, name, full_every
         self._weights, self._dtype, self._casts = _named(weights), dtype, dict[str, Any]()
-        self._files = _read_files(files)
+        self._files = _read_files(files, name)
         self._job = f"publisher-{os.getpid()}-{next(_made)}-{time.time_ns()}"
         self._session = Session("", job=self._job, world=1, num_of_version_in_retention=2, on_error="raise")
         self._session._engine._logged_memory_only = True  # the maker makes it durable
@@ -402,7 +402,7 @@ def _state_of(module: Any) -> Mapping[str, Any]:
         return module.state_dict()  # type: ignore[no-any-return]
 
 
-def _read_files(files: str | os.PathLike[str] | Mapping[str, bytes] | None) -> dict[str, bytes]:
+def _read_files(files: str | os.PathLike[str] | Mapping[str, bytes] | None, weights_name: str) -> dict[str, bytes]:
     """Returns the files beside the weights. Of a directory all plain files but weights."""
     if files is None:
         return {}
@@ -410,11 +410,13 @@ def _read_files(files: str | os.PathLike[str] | Mapping[str, bytes] | None) -> d
         found = {name: bytes(data) for name, data in files.items()}
     else:
         weights = (".safetensors", ".bin", ".pt", ".pth", ".safetensors.index.json", ".bin.index.json")
-        listed = [entry for entry in os.scandir(files) if entry.is_file() and not entry.name.endswith(weights)]
+        listed = [entry for entry in os.scandir(files) if entry.is_file() and entry.name != weights_name and not entry.name.endswith(weights)]
         found = {entry.name: Path(entry.path).read_bytes() for entry in listed}
     for name in found:
         if not name or "/" in name or name.startswith("."):
             raise NebulaConfigError(f"Publisher(files=...): {name!r} is not the plain name of a file")
+        if name == weights_name:
+            raise NebulaConfigError(f"Publisher(files=...): {name!r} is the name of the weights' file")
     return found
 
 
