@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import nebulaml as nm
@@ -119,6 +120,30 @@ def test_a_follower_that_comes_late_or_falls_behind_has_the_newest_and_never_goe
         assert seen == sorted(seen) and seen[-1] - seen[0] == 10
         wholes = [path.name for path in place.storage.glob("publication-*/weights")]
         until(lambda: len(list(place.storage.glob("publication-*/weights"))) == 2, 60, f"two whole publications stay of {wholes}")
+
+
+def test_a_follower_that_comes_late_does_not_hold_a_chain_of_many_times_the_weights_in_memory(place, follower):
+    state = weights(2_000_000)
+    size = sum(tensor.nbytes for tensor in state.values())
+    with nm.Publisher(state, place.storage) as publisher:
+        for step in range(1, 12):
+            train(state, step, 0.3)
+            publisher.publish(step)
+            publisher.wait(60)
+        tracemalloc.start()
+        try:
+            version = follower.prepare(60)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert version.step == 11 and same(version.tensors(), state)
+        assert version.bytes_read > 3 * size and peak < 2 * size
+        for step in (12, 13):
+            version.commit()
+            train(state, step, 0.3)
+            publisher.publish(step)
+            version = follower.prepare(60)
+            assert version.step == step and same(version.tensors(), state)
 
 
 def test_the_publications_of_the_last_run_stay_until_the_next_run_has_made_a_second_whole_one(place):

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -415,11 +415,8 @@ class Subscriber:
         if is_new and not _cover(copied, memory):
             raise NebulaCorrupt(f"the shards of publication {about.number} are not the whole file")
         for rank, chain in chains.items():
-            for link in chain:
-                if (link.number, rank) not in self._deltas:
-                    self._deltas[link.number, rank] = self._read_delta(link.checkpoint, of_rank(DELTA, rank))
-            deltas = [self._deltas[link.number, rank] for link in chain]
-            have[rank] = (about.number, _nebula.delta_apply(memory, have[rank][1], deltas))
+            checkpoints = {link.number: link.checkpoint for link in chain}
+            have[rank] = (about.number, self._apply(memory, have[rank][1], checkpoints, checkpoints.__getitem__, rank, of_rank(DELTA, rank)))
         slot.ranks = have
 
     def _chains(self, slot: Slot, found: Checkpoint, about: About) -> dict[int, list[Link]]:
@@ -532,18 +529,32 @@ class Subscriber:
         have = slot.about
         assert have is not None
         slot.about = None
-        memory = slot.memory(have.name)
         numbers = range(have.number + 1, about.number + 1)
-        for number in numbers:
-            if (number, 0) not in self._deltas:
-                self._deltas[number, 0] = self._read_delta(self._checkpoint(number) if number != about.number else found, DELTA)
-        slot.total = _nebula.delta_apply(memory, slot.total, [self._deltas[number, 0] for number in numbers])
+
+        def find(number: int) -> Checkpoint:
+            return self._checkpoint(number) if number != about.number else found
+
+        slot.total = self._apply(slot.memory(have.name), slot.total, numbers, find, 0, DELTA)
         slot.about = about
 
-    def _read_delta(self, checkpoint: Checkpoint, name: str) -> bytes:
-        delta = checkpoint.read_bytes(name)
-        self._bytes += len(delta)
-        return delta
+    def _apply(
+        self, memory: mmap.mmap, total: int, numbers: Iterable[int], find: Callable[[int], Checkpoint], rank: int, name: str
+    ) -> int:
+        """Applies a rank's deltas, and returns the sum that the state then has. find: returns a publication of `numbers`.
+
+        It keeps deltas for the other copy only while they have fewer bytes than the weights: those of a long chain may have many times more.
+        """
+        waiting: list[bytes] = []
+        for number in numbers:
+            if (number, rank) not in self._deltas:
+                self._deltas[number, rank] = find(number).read_bytes(name)
+                self._bytes += len(self._deltas[number, rank])
+            waiting.append(self._deltas[number, rank])
+            if sum(map(len, self._deltas.values())) > len(memory):
+                total = _nebula.delta_apply(memory, total, waiting)
+                waiting.clear()
+                self._deltas.clear()
+        return _nebula.delta_apply(memory, total, waiting)
 
     def _commit(self, slot: Slot, about: About) -> Path:
         if self._staged is not slot or slot.about is not about:
