@@ -475,6 +475,17 @@ def test_damaged_shards_are_never_shown(place, follower, caplog):
         planted(place, 2 * number + 1)
 
 
+# fault (Memory): The memory of a subscriber fills up while it puts shards together.
+# result: It has the space before it maps the file, or says so and tries again: it does not die of SIGBUS.
+def test_a_subscriber_has_the_space_of_the_whole_file_before_it_maps_it(follower):
+    head, _ = safetensors_header({"w": torch.empty(1 << 20, dtype=torch.int16, device="meta")}, {})
+    whole = types.SimpleNamespace(read_bytes=lambda name: head, _all_files=lambda: {"head": len(head), "weights-00000": 3 << 20})
+    about, slot = About(5, 5, 5, 0, "model.safetensors", 1), follower._slots[0]
+    follower._begin_file(slot, [whole], about)
+    file = os.stat(slot.directory / about.name)
+    assert file.st_blocks * 512 >= file.st_size == len(head) + (2 << 20)
+
+
 def test_the_files_beside_the_weights_are_those_of_the_run(place, follower):
     for number, config in enumerate([b"old", b"old", b"old", b"new", b"new", b"", b""], 1):
         planted(place, number, config)

@@ -463,8 +463,9 @@ class Subscriber:
         if size > len(head) + sum(whole._all_files()[of_rank(WEIGHTS, rank)] for rank, whole in enumerate(wholes)):
             raise NebulaCorrupt(f"the header of publication {about.number} names more bytes than its ranks have")
         path = slot.directory / about.name
-        with contextlib.suppress(OSError), open(path, "rb") as file:
+        with contextlib.suppress(OSError), open(path, "r+b") as file:
             if os.fstat(file.fileno()).st_size == size and file.read(len(head)) == head:
+                os.posix_fallocate(file.fileno(), 0, size)  # the last try may have failed at that
                 for entry in slot.directory.iterdir():  # another run may publish other files
                     if entry != path:
                         entry.unlink()
@@ -473,7 +474,8 @@ class Subscriber:
         slot.forget()
         with open(path, "xb") as file:
             file.write(head)
-            file.truncate(size)
+            file.flush()
+            os.posix_fallocate(file.fileno(), 0, size)  # a write through a map into a file without the space would be a SIGBUS
         self._copy_extras(slot, wholes[0])
 
     def _copy_extras(self, slot: Slot, whole: Checkpoint) -> None:
