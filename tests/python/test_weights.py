@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import random
 import resource
@@ -18,6 +19,7 @@ from pathlib import Path
 import nebulaml as nm
 import pytest
 import torch
+from nebulaml._session import about
 from nebulaml.errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaTimeout
 from nebulaml.weights.publication import About, Layout, number_of, tag_of
 from processes import stop
@@ -636,6 +638,8 @@ def test_a_follower_without_room_says_so_and_goes_on_when_there_is_some(place, f
     [
         b"", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0{}"[:9], b"\x04\0\0\0\0\0\0\0[1] ",
         b'\x3b\0\0\0\0\0\0\0{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0,9]}}',
+        b'\x40\0\0\0\0\0\0\0{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0.0,4.0]}}1234',
+        (100_000).to_bytes(8, "little") + b"[" * 100_000,
     ],
 )  # fmt: skip
 def test_a_header_that_names_no_tensors_of_the_file_is_damage(text):
@@ -645,10 +649,17 @@ def test_a_header_that_names_no_tensors_of_the_file_is_damage(text):
 
 def test_tags_and_metadata_of_other_checkpoints_are_not_taken_for_publications():
     assert number_of(tag_of(12)) == 12 and number_of("publication-x") is None and number_of("global_step7") is None
-    about = About(5, 7, 3, 2**63, "model.safetensors")
-    assert About.read(about.stored()) == about
-    for wrong in ({}, {"number": 1}, {**about.stored(), "name": "../x"}, {**about.stored(), "first": 9}, {**about.stored(), "total": "x"}):
-        assert About.read(wrong) is None
+    publication = About(5, 7, 3, 2**63, "model.safetensors")
+    assert About.read(publication.stored()) == publication
+    changes = ({"name": "../x"}, {"name": "x\0"}, {"name": "\ud800"}, {"name": 5}, {"name": ""}, {"first": 9}, {"total": "x"}, {"step": math.inf})
+    for wrong in ({}, {"number": 1}, *({**publication.stored(), **change} for change in changes)):
+        assert About.read(wrong) is None, wrong
+
+
+@pytest.mark.parametrize("document", [b"[" * 100_000, b'{"metrics": {}, "metadata": {}, "world": 1e999}'])
+def test_a_document_beside_a_checkpoint_that_is_no_nebulas_is_damage(document):
+    with pytest.raises(NebulaCorrupt):
+        about.decode(document)
 
 
 def test_a_directory_of_a_model_gives_its_files_without_its_weights(place, tmp_path, follower):

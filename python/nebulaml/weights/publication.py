@@ -82,9 +82,9 @@ class About:
         try:
             number, step, first = (int(metadata[key]) for key in ("number", "step", "first"))
             name, total, ranks = metadata["name"], int(metadata["total"], 16), int(metadata.get("ranks", 0))
-        except (KeyError, TypeError, ValueError):
+            is_plain = bool(name.encode()) and not {"/", "\0"} & set(name) and not name.startswith(".")
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             return None
-        is_plain = isinstance(name, str) and name and "/" not in name and not name.startswith(".")
         return cls(number, step, first, total, name, ranks) if is_plain and 0 < first <= number and ranks >= 0 else None
 
 
@@ -124,8 +124,10 @@ def _read_head(data: memoryview) -> tuple[bytes, dict[str, tuple[int, int, str]]
     head = bytes(data[: 8 + size])
     try:
         tensors = {name: (*about["data_offsets"], about["dtype"]) for name, about in json.loads(head[8:]).items() if name != "__metadata__"}
+        if any(type(place) is not int for begin, end, _ in tensors.values() for place in (begin, end)):
+            raise ValueError("an offset is no whole number")
         return head, {name: (len(head) + begin, end - begin, dtype) for name, (begin, end, dtype) in tensors.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as failure:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as failure:
         raise NebulaCorrupt(f"the header of these weights is damaged: {failure}") from None
 
 
