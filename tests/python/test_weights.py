@@ -738,6 +738,34 @@ def test_a_forked_child_does_not_keep_the_maker_from_noticing_the_end_of_the_tra
         os.kill(child, signal.SIGKILL)
 
 
+# fault (Deaths): A child that the program has forked ends by sys.exit(), and so leaves the blocks of a publisher and a subscriber.
+# result: It ends at once. The subscriber's directory and the publication that is being made stay as they are.
+def test_the_end_of_a_forked_child_closes_nothing_of_its_parents(place):
+    state = weights()
+    with nm.Publisher(state, place.storage) as publisher, nm.Subscriber(place.storage, poll=0.2) as follower:
+        publisher.publish(1)
+        follower.prepare(60).commit()
+        train(state, 2)
+        stop(publisher._maker.pid)
+        publisher.publish(2)
+        child = os.fork()
+        if not child:
+            try:
+                follower.close()
+                publisher.close()
+            finally:
+                os._exit(0)
+        try:
+            until(lambda: os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT), 60, "the end of the child")
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.kill(publisher._maker.pid, signal.SIGCONT)
+        assert (follower.current / "model.safetensors").exists()
+        version = follower.prepare(60)
+        assert version.step == 2 and same(version.tensors(), state)
+
+
 def test_a_module_whose_state_dict_takes_no_options_is_published(place, follower):
     class Own(torch.nn.Linear):
         def state_dict(self):

@@ -291,8 +291,11 @@ class Publisher:
                 maker.wait(5.0)
 
     def _after_fork(self) -> None:
-        """Closes the pipes in a forked child: otherwise the maker would not notice the end of the trainer before that of a data loader."""
-        self._lock = threading.Lock()
+        """Closes the pipes in a forked child: otherwise the maker would not notice the end of the trainer before that of a data loader.
+
+        What the parent's maker has got, it makes: a child that closes the publisher at its end does not wait for that.
+        """
+        self._lock, self._requests, self._failure = threading.Lock(), [], None
         maker, self._maker = self._maker, None
         for pipe in (maker.stdin, maker.stdout) if maker is not None else ():
             with contextlib.suppress(OSError):

@@ -234,7 +234,7 @@ class Subscriber:
         if not poll > 0:
             raise NebulaConfigError(f"Subscriber(poll={poll!r}): give seconds of more than 0")
         self._reader = Reader(path)
-        self._poll, self._versions = poll, versions
+        self._poll, self._versions, self._process = poll, versions, os.getpid()
         self._lock: int | _Lock | None = None  # of a directory that it has made itself, or of a named one
         try:
             if directory is None:
@@ -272,13 +272,14 @@ class Subscriber:
         return self._root / "current"
 
     def close(self) -> None:
-        """Ends the subscriber. It removes a directory that it has made itself."""
+        """Ends the subscriber. It removes a directory that it has made itself, but not in a forked child: the parent's engine reads it."""
         self._reader.close()
         lock, self._lock = self._lock, None
         if isinstance(lock, _Lock):
             lock.close()
         elif lock is not None:
-            shutil.rmtree(self._root, ignore_errors=True)
+            if os.getpid() == self._process:
+                shutil.rmtree(self._root, ignore_errors=True)
             os.close(lock)
 
     def follow(self, swap: Callable[[Published], object] | None = None, timeout: float | None = None) -> Iterator[Published]:
