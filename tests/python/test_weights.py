@@ -719,6 +719,28 @@ def test_a_failed_request_leaves_no_values_for_the_next_publication(place, follo
         assert version.step == 2 and same(version.tensors(), state)
 
 
+def test_values_that_cannot_be_taken_leave_the_publication_before_them_to_its_maker(place, follower, monkeypatch):
+    state = weights()
+    with nm.Publisher(state, place.storage) as publisher:
+        publisher.publish(1)
+        publisher.wait(60)
+        maker = publisher._maker
+        stop(maker.pid)
+        try:
+            train(state, 2)
+            assert publisher.publish(2)
+            with monkeypatch.context() as patch:
+                patch.setattr(publisher, "_parts", lambda: (_ for _ in ()).throw(NebulaError("no memory")))
+                for step in range(3, 6):
+                    assert not publisher.publish(step)
+            assert publisher._maker is maker and maker.poll() is None
+        finally:
+            os.kill(maker.pid, signal.SIGCONT)
+        publisher.wait(60)
+        version = follower.prepare(60)
+        assert version.step == 2 and same(version.tensors(), state)
+
+
 def test_a_forked_child_does_not_keep_the_maker_from_noticing_the_end_of_the_trainer(place):
     trainer = """
         publisher = nm.Publisher({"w": torch.zeros(1000)}, sys.argv[1])

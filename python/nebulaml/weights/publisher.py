@@ -131,8 +131,6 @@ class Publisher:
             except (NebulaError, OSError) as failure:
                 request.body["why"] = str(failure)[:1000]  # the line fits into the pipe at once
                 log.error("nebula: step %d is not published to %s: %s. Training goes on.", step, config.shown(self._path), failure)
-                if self._shards is None:
-                    self._forget_maker()
             finally:
                 self._requests.append(request)
                 if not is_taken:
