@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from pathlib import Path
@@ -739,6 +740,28 @@ def test_values_that_cannot_be_taken_leave_the_publication_before_them_to_its_ma
         publisher.wait(60)
         version = follower.prepare(60)
         assert version.step == 2 and same(version.tensors(), state)
+
+
+def test_a_thread_that_waits_for_a_publication_does_not_keep_another_one_from_publishing(place, follower):
+    state = weights()
+    with nm.Publisher(state, place.storage) as publisher:
+        publisher.publish(1)
+        publisher.wait(60)
+        maker, published = publisher._maker, threading.Event()
+        stop(maker.pid)
+        try:
+            publisher.publish(2)
+            waiting = threading.Thread(target=publisher.wait)
+            waiting.start()
+            train(state, 3)
+            publishing = threading.Thread(target=lambda: publisher.publish(3) and published.set())
+            publishing.start()
+            assert published.wait(60)
+        finally:
+            os.kill(maker.pid, signal.SIGCONT)
+        for thread in (waiting, publishing):
+            thread.join()
+        assert not publisher._requests and follower.prepare(60).step == 3
 
 
 def test_a_forked_child_does_not_keep_the_maker_from_noticing_the_end_of_the_trainer(place):

@@ -150,14 +150,17 @@ class Publisher:
     def wait(self, timeout: float | None = None) -> None:
         """Returns when the newest publication is durable. Raises NebulaTimeout after so many seconds, and NebulaError if it failed."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._lock:
-            while self._requests:
-                left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
-                if left <= 0:
-                    raise NebulaTimeout(f"the newest publication to {config.shown(self._path)} is not durable after {timeout} s")
-                self._hear(left)
-            if self._failure is not None:
-                raise NebulaError(f"the newest publication to {config.shown(self._path)} failed: {self._failure}")
+        while True:
+            with self._lock:  # not while it waits: another thread may publish meanwhile
+                if self._requests:
+                    self._hear(0)
+                if not self._requests:
+                    if self._failure is not None:
+                        raise NebulaError(f"the newest publication to {config.shown(self._path)} failed: {self._failure}")
+                    return
+            if deadline is not None and time.monotonic() >= deadline:
+                raise NebulaTimeout(f"the newest publication to {config.shown(self._path)} is not durable after {timeout} s")
+            time.sleep(0.002)
 
     def close(self) -> None:
         """Waits until the newest publication is durable, and ends the publisher. Its failure is one line in the log."""
