@@ -23,6 +23,7 @@ struct follow {
         nebula_session *session;
         char tag[IPC_NAME_MAX];
         uint64_t sequence; /* of the checkpoint that was followed last */
+        char left[IPC_NAME_MAX]; /* the tag of the checkpoint whose files are to be put there once more; "": none */
 };
 
 /* The numbers of a version, from its description. */
@@ -102,24 +103,29 @@ static int run_command(const struct follow *follow, const char *directory)
         return result ? CLI_WRONG : CLI_OK;
 }
 
-/* Puts the files of the version into a new directory. */
-static int unpack(const struct follow *follow, const char *directory)
+/* Puts the files of the version into a new directory. If storage or the directory has failed, another try may succeed. */
+static int unpack(struct follow *follow, const char *directory)
 {
         char *words[] = { (char[]){ "nebula" }, (char[]){ "restore" }, (char[]){ "--to" }, (char *)(uintptr_t)directory, (char[]){ "--path" },
                           (char *)(uintptr_t)follow->common.path, (char[]){ "--" }, (char *)(uintptr_t)follow->tag, NULL };
+        bool is_told = !strcmp(follow->left, follow->tag);
         int code = 0, result;
 
+        follow->left[0] = 0;
         os_remove_tree(directory);
         result = os->spawn("/proc/self/exe", words, &code);
         if (result < 0)
                 code = CLI_UNREACHABLE;
-        if (code && code != CLI_NOT_FOUND)
-                cli_complain("the files of %s cannot be put into %s: `nebula restore` ends with %d", follow->tag, directory, code);
+        if (code == CLI_UNREACHABLE && !follow->once)
+                strcpy(follow->left, follow->tag);
+        if (code && code != CLI_NOT_FOUND && !(is_told && *follow->left))
+                cli_complain("the files of %s cannot be put into %s%s: `nebula restore` ends with %d", follow->tag, directory,
+                             *follow->left ? " yet" : "", code);
         return code;
 }
 
 /* Handles the checkpoint that is newest now. CLI_NOT_FOUND: it left before its files were there, because a newer one took its place. */
-static int handle(const struct follow *follow)
+static int handle(struct follow *follow)
 {
         char directory[IPC_PATH_MAX], name[3 * IPC_NAME_MAX];
         int code;
@@ -167,6 +173,7 @@ static int run(struct follow *follow)
 {
         struct nebula_error error;
         struct nebula_event event;
+        struct follow before;
         nebula_watch *watch = NULL;
         char reported[sizeof error.message] = "";
         int code = CLI_OK;
@@ -174,11 +181,16 @@ static int run(struct follow *follow)
         for (;;) {
                 if (!watch && nebula_watch_open(follow->session, &watch, &error))
                         return cli_fail(false, &error);
+                before = *follow;
                 if (look(follow, &error)) {
                         code = handle(follow);
                         if (follow->once && code != CLI_NOT_FOUND)
                                 return nebula_watch_close(watch), code;
-                        continue;
+                        if (!*follow->left)
+                                continue;
+                        follow->sequence = before.sequence; /* so the next look finds it, or a newer one */
+                        follow->best.limit = before.best.limit;
+                        follow->best.has_limit = before.best.has_limit;
                 }
                 if (error.status && strcmp(reported, error.message)) {
                         cli_complain(error.status == NEBULA_NOT_FOUND ? "%s yet: waiting for the first one" : "%s", error.message);

@@ -330,6 +330,25 @@ def test_the_command_follow_runs_a_program_with_each_checkpoints_files(place):
     trainer.end()
 
 
+# fault (Storage): `nebula follow` cannot put the files of a checkpoint into its directory, for example because that is full.
+# result: It says so once, and tries again until it can, or until there is a newer one.
+def test_the_command_follow_tries_again_what_it_could_not_put_there(place, tmp_path):
+    place.storage.mkdir()
+    trainer = Trainer(place)
+    trainer.save(1)
+    directory = tmp_path / "in"
+    directory.write_text("in the way")
+    words = [locate.agent_path() or os.environ["NEBULA_AGENT_PATH"], "follow", place.storage, "--in", directory, "--exec", "ls {}; echo done"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follow:
+        try:
+            assert f"the files of global_step1 cannot be put into {directory}/global_step1 yet" in follow.stderr.readline()
+            directory.unlink()
+            assert [follow.stdout.readline() for _ in range(2)] == ["w.pt\n", "done\n"]
+        finally:
+            follow.kill()
+    trainer.end()
+
+
 @pytest.mark.parametrize(
     ("tag", "name"),
     [
