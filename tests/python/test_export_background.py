@@ -135,6 +135,35 @@ def test_the_last_version_is_exported_although_the_trainer_has_ended(place, tmp_
     assert step_in(tmp_path / "out" / "global_step5") == 5
 
 
+# fault (The machine and other users): The program has given SIGPIPE its default action, and a background process of Nebula was killed.
+# result: The write to that process fails, and the program goes on.
+def test_a_program_that_dies_of_sigpipe_outlives_the_processes_that_it_has_started(place, tmp_path):
+    place.run(
+        """
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        from nebulaml.export import background
+        manager = nm.Manager(sys.argv[1], export=nm.HFExport(sys.argv[2] + "/{step}"))
+        manager.save(1, {"model": {"w": torch.ones(5)}}, force=True)
+        [worker] = background._running.values()
+        publisher = nm.Publisher({"w": torch.ones(5)}, sys.argv[1] + "-weights")
+        publisher.publish(1)
+        maker = publisher._maker
+        maker.poll = lambda: None  # it dies after the last look at it
+        for process in (worker.process, maker):
+            process.kill()
+        worker.thread.join()
+        os.waitid(os.P_PID, maker.pid, os.WEXITED | os.WNOWAIT)
+        publisher.publish(2)
+        publisher.wait(60)
+        manager.close()
+        background.wait(None)
+        assert signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL and not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGPIPE}
+        publisher.close()
+        """,
+        place.storage, tmp_path,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

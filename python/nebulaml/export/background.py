@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 
 from .. import _nebula
 from .._session import config as settings
+from .._session.pipes import without_sigpipe
 from .._session.rows import listing
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
 from ..events import Event
@@ -147,7 +148,8 @@ class _Worker:
         pipe = self.process.stdin.fileno()  # type: ignore[union-attr]
         os.set_blocking(pipe, False)
         try:
-            return request[os.write(pipe, request) :]
+            with without_sigpipe():
+                return request[os.write(pipe, request) :]
         except OSError:  # the process has ended
             return b""
         finally:
@@ -155,7 +157,7 @@ class _Worker:
 
     def _listen(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), without_sigpipe():
             self.process.stdin.write(self._rest)
             self.process.stdin.flush()
         self._is_sent.set()
@@ -179,7 +181,7 @@ class _Worker:
     def end(self) -> None:
         """Tells the process that no more versions come. A forked child may hold the pipe open, so this is a line of its own."""
         self._is_sent.wait(END_S)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), without_sigpipe():
             os.write(self.process.stdin.fileno(), b"end\n")  # type: ignore[union-attr]
             self.process.stdin.close()  # type: ignore[union-attr]
 

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from .._session import config, ranks
+from .._session.pipes import without_sigpipe
 from .._session.session import Session
 from ..errors import NebulaConfigError, NebulaError, NebulaTimeout
 from . import shards
@@ -217,7 +218,9 @@ class Publisher:
             request.body["number"] = self._number(request)
         line = json.dumps(request.body).encode() + b"\n"
         with contextlib.suppress(BlockingIOError):  # the pipe is full of requests: this one is sent after the next answer
-            if os.write(maker.stdin.fileno(), line) != len(line):
+            with without_sigpipe():
+                written = os.write(maker.stdin.fileno(), line)
+            if written != len(line):
                 raise OSError("the background process got a part of a request")
             request.makers, request.maker = request.makers + 1, maker
 
@@ -236,11 +239,12 @@ class Publisher:
             about = {"path": self._path, "name": self._name, "full_every": self._full_every}
             about |= {"files": sorted(self._files), "shards": len(shards)}
             assert self._maker.stdin is not None and self._maker.stdout is not None
-            self._maker.stdin.write(json.dumps(about).encode() + b"\n")
-            for file in sorted(self._files):
-                self._maker.stdin.write(len(self._files[file]).to_bytes(8, "little") + self._files[file])
-            self._maker.stdin.write(shards)
-            self._maker.stdin.flush()
+            with without_sigpipe():
+                self._maker.stdin.write(json.dumps(about).encode() + b"\n")
+                for file in sorted(self._files):
+                    self._maker.stdin.write(len(self._files[file]).to_bytes(8, "little") + self._files[file])
+                self._maker.stdin.write(shards)
+                self._maker.stdin.flush()
             os.set_blocking(self._maker.stdin.fileno(), False)
             os.set_blocking(self._maker.stdout.fileno(), False)
         return self._maker
@@ -285,7 +289,7 @@ class Publisher:
     def _forget_maker(self) -> None:
         maker, self._maker, self._rest = self._maker, None, b""
         for pipe in (maker.stdin, maker.stdout) if maker is not None else ():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), without_sigpipe():
                 pipe.close()  # type: ignore[union-attr]
         if maker is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
