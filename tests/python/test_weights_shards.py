@@ -475,6 +475,23 @@ def test_damaged_shards_are_never_shown(place, follower, caplog):
         planted(place, 2 * number + 1)
 
 
+def test_a_chain_of_many_numbers_that_nobody_used_is_not_asked_for_one_by_one(place, follower, monkeypatch, caplog):
+    planted(place, 1)
+    follower.prepare(60).commit()
+    session = nm.Session(str(place.storage), world=1, persistent_time_interval=0)
+    for number, first in ((5000, 2), (5002, 1)):
+        with session.checkpoint(tag_of(number), metadata=About(number, number, first, 0, "model.safetensors", 1).stored()) as checkpoint:
+            checkpoint.save_bytes("delta-00000", b"")
+        checkpoint.wait("durable")
+        asked, get = [], follower._reader.get
+        with monkeypatch.context() as patch:
+            patch.setattr(follower._reader, "get", lambda tag, get=get, asked=asked: asked.append(tag) or get(tag))
+            assert follower.prepare(0) is None and "cannot be staged yet" in caplog.text
+        assert len(asked) < 20
+    planted(place, 5003)
+    assert follower.prepare(60).tensors()["w"].tolist() == [5003, 0, 5003, 1]
+
+
 # fault (Memory): The memory of a subscriber fills up while it puts shards together.
 # result: It has the space before it maps the file, or says so and tries again: it does not die of SIGBUS.
 def test_a_subscriber_has_the_space_of_the_whole_file_before_it_maps_it(follower):

@@ -325,12 +325,16 @@ class Subscriber:
         It is not always the newest checkpoint: the background process of a trainer that has died may complete its last publication after
         the first one of the next run.
         """
-        number = max((number_of(row.tag) or 0 for row in self._reader.versions() if row.state in LOADABLE), default=0)
+        number = max(self._numbers(), default=0)
         later = self._reader.get(tag_of(number)) if number > about.number else None
         theirs = About.read(later.metadata) if later is not None else None
         if later is None or theirs is None or theirs.number != number:  # it was removed, or it is no publication
             return found, about
         return later, theirs
+
+    def _numbers(self) -> set[int]:
+        """Returns the numbers of the complete publications."""
+        return {number_of(row.tag) or 0 for row in self._reader.versions() if row.state in LOADABLE}
 
     def _report(self, failure: Exception) -> None:
         """Logs a trouble, and the same one again ever more rarely."""
@@ -427,12 +431,16 @@ class Subscriber:
         if not slot.ranks.keys() <= chains.keys():
             raise NebulaCorrupt("another number of ranks publishes now")
         while missing := {rank for rank in missing if slot.ranks.get(rank, (0, 0))[0] != number}:
-            checkpoint = found if number == about.number else self._reader.get(tag_of(number)) if number >= about.first else None
             if number < about.first:
                 raise NebulaCorrupt(f"the whole shards that publication {about.number} builds on are not there any more")
-            for rank in missing if checkpoint is not None else ():
+            checkpoint = found if number == about.number else self._reader.get(tag_of(number))
+            if checkpoint is None:  # it failed, or was removed; and numbers that nobody has used may be many
+                there = self._numbers() | {have for have, _ in slot.ranks.values()}
+                number = max((one for one in there if one < number), default=0)
+                continue
+            for rank in missing:
                 chains[rank].insert(0, Link(number, checkpoint))
-            names = checkpoint._all_files() if checkpoint is not None else {}
+            names = checkpoint._all_files()
             for rank in [rank for rank in missing if of_rank(WEIGHTS, rank) in names]:
                 slot.ranks.pop(rank, None)
                 missing.remove(rank)
