@@ -23,6 +23,7 @@ struct follow {
         nebula_session *session;
         char tag[IPC_NAME_MAX];
         uint64_t sequence; /* of the checkpoint that was followed last */
+        char left[IPC_NAME_MAX]; /* the tag of the checkpoint whose files are to be put there once more; "": none */
 };
 
 /* The numbers of a version, from its description. */
@@ -39,6 +40,26 @@ static enum nebula_status read_numbers(nebula_checkpoint *checkpoint, uint64_t *
                 *ret_sequence = (uint64_t)json_integer_value(json_object_get(about, "sequence"));
         json_decref(about);
         return status;
+}
+
+/* Characters on which the shell acts in the quotes of fill_command. */
+#define ACTS_IN_QUOTES "'\"$`\\"
+
+/* The name of a tag's directory: that of storage, without ACTS_IN_QUOTES. Any writer of the storage path may choose the tag. */
+static bool directory_name(const char *tag, char ret_name[3 * IPC_NAME_MAX])
+{
+        char encoded[IPC_NAME_MAX], *to = ret_name;
+
+        if (name_encode(tag, encoded, NULL))
+                return false;
+        for (const char *from = encoded; *from; from++) {
+                if (strchr(ACTS_IN_QUOTES, *from))
+                        to += sprintf(to, "%%%02X", (unsigned)*from);
+                else
+                        *to++ = *from;
+        }
+        *to = 0;
+        return true;
 }
 
 /* The command with each "{}" replaced by the directory, in quotes of the shell. Its shell removes the directory at every end, even if this
@@ -82,26 +103,31 @@ static int run_command(const struct follow *follow, const char *directory)
         return result ? CLI_WRONG : CLI_OK;
 }
 
-/* Puts the files of the version into a new directory. */
-static int unpack(const struct follow *follow, const char *directory)
+/* Puts the files of the version into a new directory. If storage or the directory has failed, another try may succeed. */
+static int unpack(struct follow *follow, const char *directory)
 {
-        char *words[] = { (char[]){ "nebula" }, (char[]){ "restore" }, (char *)(uintptr_t)follow->tag, (char[]){ "--to" },
-                          (char *)(uintptr_t)directory, (char[]){ "--path" }, (char *)(uintptr_t)follow->common.path, NULL };
+        char *words[] = { (char[]){ "nebula" }, (char[]){ "restore" }, (char[]){ "--to" }, (char *)(uintptr_t)directory, (char[]){ "--path" },
+                          (char *)(uintptr_t)follow->common.path, (char[]){ "--" }, (char *)(uintptr_t)follow->tag, NULL };
+        bool is_told = !strcmp(follow->left, follow->tag);
         int code = 0, result;
 
+        follow->left[0] = 0;
         os_remove_tree(directory);
         result = os->spawn("/proc/self/exe", words, &code);
         if (result < 0)
                 code = CLI_UNREACHABLE;
-        if (code && code != CLI_NOT_FOUND)
-                cli_complain("the files of %s cannot be put into %s: `nebula restore` ends with %d", follow->tag, directory, code);
+        if (code == CLI_UNREACHABLE && !follow->once)
+                strcpy(follow->left, follow->tag);
+        if (code && code != CLI_NOT_FOUND && !(is_told && *follow->left))
+                cli_complain("the files of %s cannot be put into %s%s: `nebula restore` ends with %d", follow->tag, directory,
+                             *follow->left ? " yet" : "", code);
         return code;
 }
 
 /* Handles the checkpoint that is newest now. CLI_NOT_FOUND: it left before its files were there, because a newer one took its place. */
-static int handle(const struct follow *follow)
+static int handle(struct follow *follow)
 {
-        char directory[IPC_PATH_MAX], name[IPC_NAME_MAX];
+        char directory[IPC_PATH_MAX], name[3 * IPC_NAME_MAX];
         int code;
 
         if (!follow->command) {
@@ -109,7 +135,7 @@ static int handle(const struct follow *follow)
                 fflush(stdout);
                 return CLI_OK;
         }
-        if (name_encode(follow->tag, name, NULL) || (size_t)snprintf(directory, sizeof directory, "%s/%s", follow->directory, name) >= sizeof directory)
+        if (!directory_name(follow->tag, name) || (size_t)snprintf(directory, sizeof directory, "%s/%s", follow->directory, name) >= sizeof directory)
                 return CLI_WRONG;
         code = unpack(follow, directory);
         if (!code)
@@ -147,6 +173,7 @@ static int run(struct follow *follow)
 {
         struct nebula_error error;
         struct nebula_event event;
+        struct follow before;
         nebula_watch *watch = NULL;
         char reported[sizeof error.message] = "";
         int code = CLI_OK;
@@ -154,11 +181,16 @@ static int run(struct follow *follow)
         for (;;) {
                 if (!watch && nebula_watch_open(follow->session, &watch, &error))
                         return cli_fail(false, &error);
+                before = *follow;
                 if (look(follow, &error)) {
                         code = handle(follow);
                         if (follow->once && code != CLI_NOT_FOUND)
                                 return nebula_watch_close(watch), code;
-                        continue;
+                        if (!*follow->left)
+                                continue;
+                        follow->sequence = before.sequence; /* so the next look finds it, or a newer one */
+                        follow->best.limit = before.best.limit;
+                        follow->best.has_limit = before.best.has_limit;
                 }
                 if (error.status && strcmp(reported, error.message)) {
                         cli_complain(error.status == NEBULA_NOT_FOUND ? "%s yet: waiting for the first one" : "%s", error.message);
@@ -198,8 +230,8 @@ int command_follow(int argc, char **argv)
         snprintf(directory, sizeof directory, "/dev/shm/nebula-follow-%u", os->pid());
         if (!follow.directory)
                 follow.directory = directory;
-        if (follow.directory[0] != '/' || strchr(follow.directory, '\''))
-                return cli_usage_error("follow", "--in is \"%.200s\": give an absolute path without quotes", follow.directory);
+        if (follow.directory[0] != '/' || strpbrk(follow.directory, ACTS_IN_QUOTES))
+                return cli_usage_error("follow", "--in is \"%.200s\": give an absolute path without quotes, $, ` and \\", follow.directory);
         if (best && !follow_best_parse(best, &follow.best))
                 return cli_usage_error("follow", "--best is \"%.200s\": give METRIC, METRIC:min or METRIC:max", best);
         nebula_options_init(&settings);

@@ -54,6 +54,17 @@ def test_a_manager_exports_its_durable_versions_and_the_last_one_always(nm, plac
     assert [event.step for event in exported] == [2, 6] and exported[0].text == str(tmp_path / "out" / "step2")
 
 
+def test_a_job_exports_no_version_of_another_job_of_its_path(nm, place, tmp_path):
+    with nm.Manager(place.storage, job="mine", export=nm.HFExport(str(tmp_path / "out" / "{step}"))) as manager:
+        manager.save(1, {"model": {"w": torch.ones(5)}}, force=True)
+        other = nm.Session(str(place.storage), job="other", persistent_time_interval=0)
+        with other.checkpoint("global_step2") as checkpoint:
+            checkpoint.save("model.pt", {"model": {"w": torch.zeros(5)}})
+        checkpoint.wait("durable", 60)
+    assert nm.wait_for_exports(120)  # at its end, the process looks once more
+    assert os.listdir(tmp_path / "out") == ["1"]
+
+
 # fault: as test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on
 @pytest.mark.nightly
 def test_the_newest_version_wins_and_no_save_waits_for_an_export(nm, place, tmp_path):
@@ -122,6 +133,35 @@ def test_the_last_version_is_exported_although_the_trainer_has_ended(place, tmp_
     assert trainer.wait(60) == (-signal.SIGKILL if how == "kill" else 0)
     until((tmp_path / "out" / "global_step5").exists, 120)
     assert step_in(tmp_path / "out" / "global_step5") == 5
+
+
+# fault (The machine and other users): The program has given SIGPIPE its default action, and a background process of Nebula was killed.
+# result: The write to that process fails, and the program goes on.
+def test_a_program_that_dies_of_sigpipe_outlives_the_processes_that_it_has_started(place, tmp_path):
+    place.run(
+        """
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        from nebulaml.export import background
+        manager = nm.Manager(sys.argv[1], export=nm.HFExport(sys.argv[2] + "/{step}"))
+        manager.save(1, {"model": {"w": torch.ones(5)}}, force=True)
+        [worker] = background._running.values()
+        publisher = nm.Publisher({"w": torch.ones(5)}, sys.argv[1] + "-weights")
+        publisher.publish(1)
+        maker = publisher._maker
+        maker.poll = lambda: None  # it dies after the last look at it
+        for process in (worker.process, maker):
+            process.kill()
+        worker.thread.join()
+        os.waitid(os.P_PID, maker.pid, os.WEXITED | os.WNOWAIT)
+        publisher.publish(2)
+        publisher.wait(60)
+        manager.close()
+        background.wait(None)
+        assert signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL and not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGPIPE}
+        publisher.close()
+        """,
+        place.storage, tmp_path,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import subprocess
 import tempfile
 import zipfile
 
+import nebulaml
+import processes
 import pytest
 import torch
 from nebulaml._session import locate
@@ -353,6 +355,38 @@ def test_publishing_survives_trainer_and_agent(nm, place, out):
     nm.flush_persistence()
     until(lambda: out.exists() and os.listdir(out) == ["4.ckpt"])
     assert value_at(out / "4.ckpt") == 4
+
+
+# fault (Memory): A version whose file is to appear at a path is lost with its survival log, and storage has an earlier writing of its tag.
+# result: The agent's log says that the file cannot be published. The earlier file does not appear in its place.
+def test_the_file_of_an_earlier_writing_is_not_published_for_one_that_was_lost(place, out, monkeypatch):
+    monkeypatch.setenv("NEBULA_STORE_MBPS", "1")
+    out.mkdir()
+    trainer = place.trainer(
+        """
+        nm.init(sys.argv[1], 0, 2, on_error="raise")
+        for content in (b"old", b"new" * (20 << 20)):
+            with nm.Checkpoint("a") as checkpoint:
+                checkpoint.save_bytes("w", content)
+            if content == b"old":
+                checkpoint.wait("durable", 60)
+        checkpoint.publish("w", sys.argv[2])
+        say("asked")
+        sys.stdin.read()
+        """,
+        place.storage, out / "w", stdin=True,
+    )  # fmt: skip
+    assert trainer.stdout.readline() == "asked\n"
+    until(lambda: any(json.loads(path.read_text())["entries"][0]["sequence"] for path in place.memory.glob("*.publish")), 20, "the list")
+    for pid in place.agents():
+        processes.stop(pid)
+    assert not list(out.iterdir())
+    for path in place.memory.glob("*.version"):
+        path.write_bytes(b"damaged")
+    place.kill_all(trainer)
+    with nebulaml.Reader(place.storage):
+        until(lambda: "w of a cannot be published" in "".join(path.read_text() for path in place.root.rglob("agent.log")) or list(out.iterdir()), 60)
+    assert not list(out.iterdir())
 
 
 def test_bytes_and_tensors_are_saved_one_behind_the_other_and_read_back(nm):

@@ -330,6 +330,48 @@ def test_the_command_follow_runs_a_program_with_each_checkpoints_files(place):
     trainer.end()
 
 
+# fault (Storage): `nebula follow` cannot put the files of a checkpoint into its directory, for example because that is full.
+# result: It says so once, and tries again until it can, or until there is a newer one.
+def test_the_command_follow_tries_again_what_it_could_not_put_there(place, tmp_path):
+    place.storage.mkdir()
+    trainer = Trainer(place)
+    trainer.save(1)
+    directory = tmp_path / "in"
+    directory.write_text("in the way")
+    words = [locate.agent_path() or os.environ["NEBULA_AGENT_PATH"], "follow", place.storage, "--in", directory, "--exec", "ls {}; echo done"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follow:
+        try:
+            assert f"the files of global_step1 cannot be put into {directory}/global_step1 yet" in follow.stderr.readline()
+            directory.unlink()
+            assert [follow.stdout.readline() for _ in range(2)] == ["w.pt\n", "done\n"]
+        finally:
+            follow.kill()
+    trainer.end()
+
+
+@pytest.mark.parametrize(
+    ("tag", "name"),
+    [
+        ("$(touch planted)`touch planted`", "%24(touch planted)%60touch planted%60"),
+        ("'; touch planted; '", "%27; touch planted; %27"),
+        ('it\'s "100 %"', "it%27s %22100 %25%22"),
+        ("-rf", "-rf"),
+    ],
+)
+def test_no_tag_gives_the_command_follow_words_for_the_shell(place, tag, name, tmp_path):
+    session = nebula.Session(str(place.storage), world=1, persistent_time_interval=0, on_error="raise")
+    with session.checkpoint(tag) as checkpoint:
+        checkpoint.save_bytes("w.pt", b"values")
+    checkpoint.wait("durable", 60)
+    nebula_command = locate.agent_path() or os.environ["NEBULA_AGENT_PATH"]
+    work, directory = tmp_path / "work", tmp_path / "in"
+    work.mkdir()
+    words = [nebula_command, "follow", place.storage, "--once", "--in", directory, "--exec", "cat {}/*; printf ' %s' {}"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=work)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", f"values {directory}/{name}")
+    assert not list(work.iterdir()) and not directory.exists()
+
+
 # Saves a step and its loss for each line of input. "load" begins a new line of steps at step 1.
 MEASURED = """
     nm.init(sys.argv[1], 0, 2, on_error="raise")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import random
 import resource
@@ -11,12 +12,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import nebulaml as nm
 import pytest
 import torch
+from nebulaml._session import about
 from nebulaml.errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaTimeout
 from nebulaml.weights.publication import About, Layout, number_of, tag_of
 from processes import stop
@@ -119,6 +123,30 @@ def test_a_follower_that_comes_late_or_falls_behind_has_the_newest_and_never_goe
         assert seen == sorted(seen) and seen[-1] - seen[0] == 10
         wholes = [path.name for path in place.storage.glob("publication-*/weights")]
         until(lambda: len(list(place.storage.glob("publication-*/weights"))) == 2, 60, f"two whole publications stay of {wholes}")
+
+
+def test_a_follower_that_comes_late_does_not_hold_a_chain_of_many_times_the_weights_in_memory(place, follower):
+    state = weights(2_000_000)
+    size = sum(tensor.nbytes for tensor in state.values())
+    with nm.Publisher(state, place.storage) as publisher:
+        for step in range(1, 12):
+            train(state, step, 0.3)
+            publisher.publish(step)
+            publisher.wait(60)
+        tracemalloc.start()
+        try:
+            version = follower.prepare(60)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert version.step == 11 and same(version.tensors(), state)
+        assert version.bytes_read > 3 * size and peak < 2 * size
+        for step in (12, 13):
+            version.commit()
+            train(state, step, 0.3)
+            publisher.publish(step)
+            version = follower.prepare(60)
+            assert version.step == step and same(version.tensors(), state)
 
 
 def test_the_publications_of_the_last_run_stay_until_the_next_run_has_made_a_second_whole_one(place):
@@ -543,7 +571,7 @@ def test_random_deaths_never_give_wrong_weights_and_never_go_back(place, tmp_pat
 
 
 def test_what_cannot_be_published_or_followed_is_refused_with_a_sentence(place, tmp_path):
-    for options in ({"full_every": 0}, {"name": "a/b"}, {"files": {"../x": b""}}):
+    for options in ({"full_every": 0}, {"name": "a/b"}, {"files": {"../x": b""}}, {"files": {"model.safetensors": b"of the base model"}}):
         with pytest.raises(NebulaConfigError):
             nm.Publisher(weights(), place.storage, **options)
     for value in ("", 5):
@@ -625,6 +653,8 @@ def test_a_follower_without_room_says_so_and_goes_on_when_there_is_some(place, f
     [
         b"", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0{}"[:9], b"\x04\0\0\0\0\0\0\0[1] ",
         b'\x3b\0\0\0\0\0\0\0{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0,9]}}',
+        b'\x40\0\0\0\0\0\0\0{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0.0,4.0]}}1234',
+        (100_000).to_bytes(8, "little") + b"[" * 100_000,
     ],
 )  # fmt: skip
 def test_a_header_that_names_no_tensors_of_the_file_is_damage(text):
@@ -634,10 +664,17 @@ def test_a_header_that_names_no_tensors_of_the_file_is_damage(text):
 
 def test_tags_and_metadata_of_other_checkpoints_are_not_taken_for_publications():
     assert number_of(tag_of(12)) == 12 and number_of("publication-x") is None and number_of("global_step7") is None
-    about = About(5, 7, 3, 2**63, "model.safetensors")
-    assert About.read(about.stored()) == about
-    for wrong in ({}, {"number": 1}, {**about.stored(), "name": "../x"}, {**about.stored(), "first": 9}, {**about.stored(), "total": "x"}):
-        assert About.read(wrong) is None
+    publication = About(5, 7, 3, 2**63, "model.safetensors")
+    assert About.read(publication.stored()) == publication
+    changes = ({"name": "../x"}, {"name": "x\0"}, {"name": "\ud800"}, {"name": 5}, {"name": ""}, {"first": 9}, {"total": "x"}, {"step": math.inf})
+    for wrong in ({}, {"number": 1}, *({**publication.stored(), **change} for change in changes)):
+        assert About.read(wrong) is None, wrong
+
+
+@pytest.mark.parametrize("document", [b"[" * 100_000, b'{"metrics": {}, "metadata": {}, "world": 1e999}'])
+def test_a_document_beside_a_checkpoint_that_is_no_nebulas_is_damage(document):
+    with pytest.raises(NebulaCorrupt):
+        about.decode(document)
 
 
 def test_a_directory_of_a_model_gives_its_files_without_its_weights(place, tmp_path, follower):
@@ -645,11 +682,12 @@ def test_a_directory_of_a_model_gives_its_files_without_its_weights(place, tmp_p
     source.mkdir()
     (source / "config.json").write_text("{}")
     (source / "model.safetensors").write_bytes(b"old")
+    (source / "model.weights").write_bytes(b"old")
     (source / "deep").mkdir()
-    with nm.Publisher(weights(), place.storage, files=source) as publisher:
+    with nm.Publisher(weights(), place.storage, files=source, name="model.weights") as publisher:
         publisher.publish(1)
         version = follower.prepare(60)
-        assert sorted(path.name for path in Path(version.directory).iterdir()) == ["config.json", "model.safetensors"]
+        assert sorted(path.name for path in Path(version.directory).iterdir()) == ["config.json", "model.weights"]
 
 
 def pull(local: Path, source: Path, target: int) -> None:
@@ -696,6 +734,50 @@ def test_a_failed_request_leaves_no_values_for_the_next_publication(place, follo
         assert version.step == 2 and same(version.tensors(), state)
 
 
+def test_values_that_cannot_be_taken_leave_the_publication_before_them_to_its_maker(place, follower, monkeypatch):
+    state = weights()
+    with nm.Publisher(state, place.storage) as publisher:
+        publisher.publish(1)
+        publisher.wait(60)
+        maker = publisher._maker
+        stop(maker.pid)
+        try:
+            train(state, 2)
+            assert publisher.publish(2)
+            with monkeypatch.context() as patch:
+                patch.setattr(publisher, "_parts", lambda: (_ for _ in ()).throw(NebulaError("no memory")))
+                for step in range(3, 6):
+                    assert not publisher.publish(step)
+            assert publisher._maker is maker and maker.poll() is None
+        finally:
+            os.kill(maker.pid, signal.SIGCONT)
+        publisher.wait(60)
+        version = follower.prepare(60)
+        assert version.step == 2 and same(version.tensors(), state)
+
+
+def test_a_thread_that_waits_for_a_publication_does_not_keep_another_one_from_publishing(place, follower):
+    state = weights()
+    with nm.Publisher(state, place.storage) as publisher:
+        publisher.publish(1)
+        publisher.wait(60)
+        maker, published = publisher._maker, threading.Event()
+        stop(maker.pid)
+        try:
+            publisher.publish(2)
+            waiting = threading.Thread(target=publisher.wait)
+            waiting.start()
+            train(state, 3)
+            publishing = threading.Thread(target=lambda: publisher.publish(3) and published.set())
+            publishing.start()
+            assert published.wait(60)
+        finally:
+            os.kill(maker.pid, signal.SIGCONT)
+        for thread in (waiting, publishing):
+            thread.join()
+        assert not publisher._requests and follower.prepare(60).step == 3
+
+
 def test_a_forked_child_does_not_keep_the_maker_from_noticing_the_end_of_the_trainer(place):
     trainer = """
         publisher = nm.Publisher({"w": torch.zeros(1000)}, sys.argv[1])
@@ -713,6 +795,34 @@ def test_a_forked_child_does_not_keep_the_maker_from_noticing_the_end_of_the_tra
         until(lambda: not Path(f"/proc/{maker}").exists() or "Z" in Path(f"/proc/{maker}/stat").read_text(), 60, "the end of the maker")
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+# fault (Deaths): A child that the program has forked ends by sys.exit(), and so leaves the blocks of a publisher and a subscriber.
+# result: It ends at once. The subscriber's directory and the publication that is being made stay as they are.
+def test_the_end_of_a_forked_child_closes_nothing_of_its_parents(place):
+    state = weights()
+    with nm.Publisher(state, place.storage) as publisher, nm.Subscriber(place.storage, poll=0.2) as follower:
+        publisher.publish(1)
+        follower.prepare(60).commit()
+        train(state, 2)
+        stop(publisher._maker.pid)
+        publisher.publish(2)
+        child = os.fork()
+        if not child:
+            try:
+                follower.close()
+                publisher.close()
+            finally:
+                os._exit(0)
+        try:
+            until(lambda: os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT), 60, "the end of the child")
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.kill(publisher._maker.pid, signal.SIGCONT)
+        assert (follower.current / "model.safetensors").exists()
+        version = follower.prepare(60)
+        assert version.step == 2 and same(version.tensors(), state)
 
 
 def test_a_module_whose_state_dict_takes_no_options_is_published(place, follower):

@@ -475,6 +475,34 @@ def test_damaged_shards_are_never_shown(place, follower, caplog):
         planted(place, 2 * number + 1)
 
 
+def test_a_chain_of_many_numbers_that_nobody_used_is_not_asked_for_one_by_one(place, follower, monkeypatch, caplog):
+    planted(place, 1)
+    follower.prepare(60).commit()
+    session = nm.Session(str(place.storage), world=1, persistent_time_interval=0)
+    for number, first in ((5000, 2), (5002, 1)):
+        with session.checkpoint(tag_of(number), metadata=About(number, number, first, 0, "model.safetensors", 1).stored()) as checkpoint:
+            checkpoint.save_bytes("delta-00000", b"")
+        checkpoint.wait("durable")
+        asked, get = [], follower._reader.get
+        with monkeypatch.context() as patch:
+            patch.setattr(follower._reader, "get", lambda tag, get=get, asked=asked: asked.append(tag) or get(tag))
+            assert follower.prepare(0) is None and "cannot be staged yet" in caplog.text
+        assert len(asked) < 20
+    planted(place, 5003)
+    assert follower.prepare(60).tensors()["w"].tolist() == [5003, 0, 5003, 1]
+
+
+# fault (Memory): The memory of a subscriber fills up while it puts shards together.
+# result: It has the space before it maps the file, or says so and tries again: it does not die of SIGBUS.
+def test_a_subscriber_has_the_space_of_the_whole_file_before_it_maps_it(follower):
+    head, _ = safetensors_header({"w": torch.empty(1 << 20, dtype=torch.int16, device="meta")}, {})
+    whole = types.SimpleNamespace(read_bytes=lambda name: head, _all_files=lambda: {"head": len(head), "weights-00000": 3 << 20})
+    about, slot = About(5, 5, 5, 0, "model.safetensors", 1), follower._slots[0]
+    follower._begin_file(slot, [whole], about)
+    file = os.stat(slot.directory / about.name)
+    assert file.st_blocks * 512 >= file.st_size == len(head) + (2 << 20)
+
+
 def test_the_files_beside_the_weights_are_those_of_the_run(place, follower):
     for number, config in enumerate([b"old", b"old", b"old", b"new", b"new", b"", b""], 1):
         planted(place, number, config)

@@ -54,7 +54,7 @@ def decode(content: bytes) -> About:
         metrics = {str(name): math.nan if value is None else float(value) for name, value in document["metrics"].items()}
         items = {str(name): bool(each) for name, each in document.get("items", {}).items()}
         return About(metrics, dict(document["metadata"]), items, documents.whole(document.get("world", 1)))
-    except (ValueError, OverflowError, KeyError, TypeError, AttributeError) as failure:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as failure:
         raise NebulaCorrupt(f"{FILE} was not written by Nebula: {failure!r}") from failure
 
 

@@ -25,6 +25,8 @@ from typing import Any, ClassVar
 
 from .. import _nebula
 from .._session import config as settings
+from .._session.pipes import without_sigpipe
+from .._session.rows import listing
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
 from ..events import Event
 from . import SHARD_SIZE, dtype_of, size_of, target_of
@@ -146,7 +148,8 @@ class _Worker:
         pipe = self.process.stdin.fileno()  # type: ignore[union-attr]
         os.set_blocking(pipe, False)
         try:
-            return request[os.write(pipe, request) :]
+            with without_sigpipe():
+                return request[os.write(pipe, request) :]
         except OSError:  # the process has ended
             return b""
         finally:
@@ -154,7 +157,7 @@ class _Worker:
 
     def _listen(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), without_sigpipe():
             self.process.stdin.write(self._rest)
             self.process.stdin.flush()
         self._is_sent.set()
@@ -178,7 +181,7 @@ class _Worker:
     def end(self) -> None:
         """Tells the process that no more versions come. A forked child may hold the pipe open, so this is a line of its own."""
         self._is_sent.wait(END_S)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), without_sigpipe():
             os.write(self.process.stdin.fileno(), b"end\n")  # type: ignore[union-attr]
             self.process.stdin.close()  # type: ignore[union-attr]
 
@@ -354,13 +357,13 @@ class _Exports(Work):
             made.files = {name: text.encode() for name, text in options["config"]["files"].items()}
             options["config"] = made
         self.export = HFExport(**options)
-        self.prefix, self._root = request["prefix"], request["root"]
+        self.prefix, self._root, self._job = request["prefix"], request["root"], request["job"]
         self._done: set[tuple[str, float]] = set()  # versions that are exported, or cannot be
         self._durable_since: dict[str, float] = {}  # by tag, of versions whose directory is not there
 
     def due(self, reader: Any) -> tuple[tuple[Any, ...] | None, Any]:
         waiting = None
-        for row in reader.versions():  # the newest first
+        for row in listing(one for one in reader._session.list_checkpoints().values() if one["job"] == self._job):  # the newest first
             name = row.tag.removeprefix(self.prefix)
             step = step_of(name)
             if not row.tag.startswith(self.prefix) or row.abandoned or (step or 0) % self.export.every:

@@ -20,6 +20,7 @@ from typing import Any
 
 from .. import _nebula, api
 from .._session import engine
+from .._session.pipes import without_sigpipe
 from ..errors import NebulaConfigError, NebulaError
 
 __all__ = ["export_safetensors", "wait_for_exports"]
@@ -56,7 +57,9 @@ def export_safetensors(checkpoint: Any, path: str | os.PathLike[str], name: str 
     with _lock:
         for _ in range(2):  # the earlier process may have died
             try:
-                os.write(_started().stdin.fileno(), line)  # type: ignore[union-attr]
+                process = _started()
+                with without_sigpipe():
+                    os.write(process.stdin.fileno(), line)  # type: ignore[union-attr]
                 return True
             except BlockingIOError:
                 log.error("nebula: %s is not exported: too many exports are waiting", checkpoint.tag)

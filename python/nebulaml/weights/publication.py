@@ -83,9 +83,9 @@ class About:
         try:
             number, step, first = (documents.whole(metadata[key]) for key in ("number", "step", "first"))
             name, total, ranks = metadata["name"], int(metadata["total"], 16), documents.whole(metadata.get("ranks", 0))
-        except (KeyError, TypeError, ValueError):
+            is_plain = bool(name.encode()) and not {"/", "\0"} & set(name) and not name.startswith(".")
+        except (KeyError, TypeError, ValueError, AttributeError):
             return None
-        is_plain = isinstance(name, str) and name and "/" not in name and not name.startswith(".")
         return cls(number, step, first, total, name, ranks) if is_plain and 0 < first <= number and ranks >= 0 else None
 
 
@@ -126,6 +126,8 @@ def _read_head(data: memoryview) -> tuple[bytes, dict[str, tuple[int, int, str]]
     try:
         said = {name: about for name, about in documents.parse(head[8:]).items() if name != "__metadata__"}
         tensors = {name: (*about["data_offsets"], about["dtype"]) for name, about in said.items()}
+        if any(type(place) is not int for begin, end, _ in tensors.values() for place in (begin, end)):
+            raise ValueError("an offset is no whole number")
         return head, {name: (len(head) + begin, end - begin, dtype) for name, (begin, end, dtype) in tensors.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as failure:
         raise NebulaCorrupt(f"the header of these weights is damaged: {failure}") from None

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from .._session import config, ranks
+from .._session.pipes import without_sigpipe
 from .._session.session import Session
 from ..errors import NebulaConfigError, NebulaError, NebulaTimeout
 from . import shards
@@ -78,7 +79,7 @@ class Publisher:
             raise NebulaConfigError("Publisher(path='') names no storage path")
         self._path, self._name, self._full_every = found, name, full_every
         self._weights, self._dtype, self._casts = _named(weights), dtype, dict[str, Any]()
-        self._files = _read_files(files)
+        self._files = _read_files(files, name)
         self._job = f"publisher-{os.getpid()}-{next(_made)}-{time.time_ns()}"
         self._session = Session("", job=self._job, world=1, num_of_version_in_retention=2, on_error="raise")
         self._session._engine._logged_memory_only = True  # the maker makes it durable
@@ -131,8 +132,6 @@ class Publisher:
             except (NebulaError, OSError) as failure:
                 request.body["why"] = str(failure)[:1000]  # the line fits into the pipe at once
                 log.error("nebula: step %d is not published to %s: %s. Training goes on.", step, config.shown(self._path), failure)
-                if self._shards is None:
-                    self._forget_maker()
             finally:
                 self._requests.append(request)
                 if not is_taken:
@@ -152,14 +151,17 @@ class Publisher:
     def wait(self, timeout: float | None = None) -> None:
         """Returns when the newest publication is durable. Raises NebulaTimeout after so many seconds, and NebulaError if it failed."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._lock:
-            while self._requests:
-                left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
-                if left <= 0:
-                    raise NebulaTimeout(f"the newest publication to {config.shown(self._path)} is not durable after {timeout} s")
-                self._hear(left)
-            if self._failure is not None:
-                raise NebulaError(f"the newest publication to {config.shown(self._path)} failed: {self._failure}")
+        while True:
+            with self._lock:  # not while it waits: another thread may publish meanwhile
+                if self._requests:
+                    self._hear(0)
+                if not self._requests:
+                    if self._failure is not None:
+                        raise NebulaError(f"the newest publication to {config.shown(self._path)} failed: {self._failure}")
+                    return
+            if deadline is not None and time.monotonic() >= deadline:
+                raise NebulaTimeout(f"the newest publication to {config.shown(self._path)} is not durable after {timeout} s")
+            time.sleep(0.002)
 
     def close(self) -> None:
         """Waits until the newest publication is durable, and ends the publisher. Its failure is one line in the log."""
@@ -216,7 +218,9 @@ class Publisher:
             request.body["number"] = self._number(request)
         line = json.dumps(request.body).encode() + b"\n"
         with contextlib.suppress(BlockingIOError):  # the pipe is full of requests: this one is sent after the next answer
-            if os.write(maker.stdin.fileno(), line) != len(line):
+            with without_sigpipe():
+                written = os.write(maker.stdin.fileno(), line)
+            if written != len(line):
                 raise OSError("the background process got a part of a request")
             request.makers, request.maker = request.makers + 1, maker
 
@@ -235,11 +239,12 @@ class Publisher:
             about = {"path": self._path, "name": self._name, "full_every": self._full_every}
             about |= {"files": sorted(self._files), "shards": len(shards)}
             assert self._maker.stdin is not None and self._maker.stdout is not None
-            self._maker.stdin.write(json.dumps(about).encode() + b"\n")
-            for file in sorted(self._files):
-                self._maker.stdin.write(len(self._files[file]).to_bytes(8, "little") + self._files[file])
-            self._maker.stdin.write(shards)
-            self._maker.stdin.flush()
+            with without_sigpipe():
+                self._maker.stdin.write(json.dumps(about).encode() + b"\n")
+                for file in sorted(self._files):
+                    self._maker.stdin.write(len(self._files[file]).to_bytes(8, "little") + self._files[file])
+                self._maker.stdin.write(shards)
+                self._maker.stdin.flush()
             os.set_blocking(self._maker.stdin.fileno(), False)
             os.set_blocking(self._maker.stdout.fileno(), False)
         return self._maker
@@ -284,15 +289,18 @@ class Publisher:
     def _forget_maker(self) -> None:
         maker, self._maker, self._rest = self._maker, None, b""
         for pipe in (maker.stdin, maker.stdout) if maker is not None else ():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), without_sigpipe():
                 pipe.close()  # type: ignore[union-attr]
         if maker is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 maker.wait(5.0)
 
     def _after_fork(self) -> None:
-        """Closes the pipes in a forked child: otherwise the maker would not notice the end of the trainer before that of a data loader."""
-        self._lock = threading.Lock()
+        """Closes the pipes in a forked child: otherwise the maker would not notice the end of the trainer before that of a data loader.
+
+        What the parent's maker has got, it makes: a child that closes the publisher at its end does not wait for that.
+        """
+        self._lock, self._requests, self._failure = threading.Lock(), [], None
         maker, self._maker = self._maker, None
         for pipe in (maker.stdin, maker.stdout) if maker is not None else ():
             with contextlib.suppress(OSError):
@@ -402,7 +410,7 @@ def _state_of(module: Any) -> Mapping[str, Any]:
         return module.state_dict()  # type: ignore[no-any-return]
 
 
-def _read_files(files: str | os.PathLike[str] | Mapping[str, bytes] | None) -> dict[str, bytes]:
+def _read_files(files: str | os.PathLike[str] | Mapping[str, bytes] | None, weights_name: str) -> dict[str, bytes]:
     """Returns the files beside the weights. Of a directory all plain files but weights."""
     if files is None:
         return {}
@@ -410,11 +418,13 @@ def _read_files(files: str | os.PathLike[str] | Mapping[str, bytes] | None) -> d
         found = {name: bytes(data) for name, data in files.items()}
     else:
         weights = (".safetensors", ".bin", ".pt", ".pth", ".safetensors.index.json", ".bin.index.json")
-        listed = [entry for entry in os.scandir(files) if entry.is_file() and not entry.name.endswith(weights)]
+        listed = [entry for entry in os.scandir(files) if entry.is_file() and entry.name != weights_name and not entry.name.endswith(weights)]
         found = {entry.name: Path(entry.path).read_bytes() for entry in listed}
     for name in found:
         if not name or "/" in name or name.startswith("."):
             raise NebulaConfigError(f"Publisher(files=...): {name!r} is not the plain name of a file")
+        if name == weights_name:
+            raise NebulaConfigError(f"Publisher(files=...): {name!r} is the name of the weights' file")
     return found
 
 

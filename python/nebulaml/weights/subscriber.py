@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -249,7 +249,7 @@ class Subscriber:
         if not poll > 0:
             raise NebulaConfigError(f"Subscriber(poll={poll!r}): give seconds of more than 0")
         self._reader = Reader(path)
-        self._poll, self._versions = poll, versions
+        self._poll, self._versions, self._process = poll, versions, os.getpid()
         self._lock: int | _Lock | None = None  # of a directory that it has made itself, or of a named one
         try:
             if directory is None:
@@ -288,13 +288,14 @@ class Subscriber:
         return self._root / "current"
 
     def close(self) -> None:
-        """Ends the subscriber. It removes a directory that it has made itself."""
+        """Ends the subscriber. It removes a directory that it has made itself, but not in a forked child: the parent's engine reads it."""
         self._reader.close()
         lock, self._lock = self._lock, None
         if isinstance(lock, _Lock):
             lock.close()
         elif lock is not None:
-            shutil.rmtree(self._root, ignore_errors=True)
+            if os.getpid() == self._process:
+                shutil.rmtree(self._root, ignore_errors=True)
             os.close(lock)
 
     def follow(self, swap: Callable[[Published], object] | None = None, timeout: float | None = None) -> Iterator[Published]:
@@ -340,12 +341,16 @@ class Subscriber:
         It is not always the newest checkpoint: the background process of a trainer that has died may complete its last publication after
         the first one of the next run.
         """
-        number = max((number_of(row.tag) or 0 for row in self._reader.versions() if row.state in LOADABLE), default=0)
+        number = max(self._numbers(), default=0)
         later = self._reader.get(tag_of(number)) if number > about.number else None
         theirs = About.read(later.metadata) if later is not None else None
         if later is None or theirs is None or theirs.number != number:  # it was removed, or it is no publication
             return found, about
         return later, theirs
+
+    def _numbers(self) -> set[int]:
+        """Returns the numbers of the complete publications."""
+        return {number_of(row.tag) or 0 for row in self._reader.versions() if row.state in LOADABLE}
 
     def _report(self, failure: Exception) -> None:
         """Logs a trouble, and the same one again ever more rarely."""
@@ -431,11 +436,8 @@ class Subscriber:
         if is_new and not _cover(copied, memory):
             raise NebulaCorrupt(f"the shards of publication {about.number} are not the whole file")
         for rank, chain in chains.items():
-            for link in chain:
-                if (link.number, rank) not in self._deltas:
-                    self._deltas[link.number, rank] = self._read_delta(link.checkpoint, of_rank(DELTA, rank))
-            deltas = [self._deltas[link.number, rank] for link in chain]
-            have[rank] = (about.number, _nebula.delta_apply(memory, have[rank][1], deltas))
+            checkpoints = {link.number: link.checkpoint for link in chain}
+            have[rank] = (about.number, self._apply(memory, have[rank][1], checkpoints, checkpoints.__getitem__, rank, of_rank(DELTA, rank)))
         slot.ranks = have
 
     def _chains(self, slot: Slot, found: Checkpoint, about: About) -> dict[int, list[Link]]:
@@ -445,12 +447,16 @@ class Subscriber:
         if not slot.ranks.keys() <= chains.keys():
             raise NebulaCorrupt("another number of ranks publishes now")
         while missing := {rank for rank in missing if slot.ranks.get(rank, (0, 0))[0] != number}:
-            checkpoint = found if number == about.number else self._reader.get(tag_of(number)) if number >= about.first else None
             if number < about.first:
                 raise NebulaCorrupt(f"the whole shards that publication {about.number} builds on are not there any more")
-            for rank in missing if checkpoint is not None else ():
+            checkpoint = found if number == about.number else self._reader.get(tag_of(number))
+            if checkpoint is None:  # it failed, or was removed; and numbers that nobody has used may be many
+                there = self._numbers() | {have for have, _ in slot.ranks.values()}
+                number = max((one for one in there if one < number), default=0)
+                continue
+            for rank in missing:
                 chains[rank].insert(0, Link(number, checkpoint))
-            names = checkpoint._all_files() if checkpoint is not None else {}
+            names = checkpoint._all_files()
             for rank in [rank for rank in missing if of_rank(WEIGHTS, rank) in names]:
                 slot.ranks.pop(rank, None)
                 missing.remove(rank)
@@ -482,8 +488,9 @@ class Subscriber:
         if size > len(head) + sum(whole._all_files()[of_rank(WEIGHTS, rank)] for rank, whole in enumerate(wholes)):
             raise NebulaCorrupt(f"the header of publication {about.number} names more bytes than its ranks have")
         path = slot.directory / about.name
-        with contextlib.suppress(OSError), open(path, "rb") as file:
+        with contextlib.suppress(OSError), open(path, "r+b") as file:
             if os.fstat(file.fileno()).st_size == size and file.read(len(head)) == head:
+                os.posix_fallocate(file.fileno(), 0, size)  # the last try may have failed at that
                 for entry in slot.directory.iterdir():  # another run may publish other files
                     if entry != path:
                         entry.unlink()
@@ -492,7 +499,8 @@ class Subscriber:
         slot.forget()
         with open(path, "xb") as file:
             file.write(head)
-            file.truncate(size)
+            file.flush()
+            os.posix_fallocate(file.fileno(), 0, size)  # a write through a map into a file without the space would be a SIGBUS
         self._copy_extras(slot, wholes[0])
 
     def _copy_extras(self, slot: Slot, whole: Checkpoint) -> None:
@@ -548,18 +556,32 @@ class Subscriber:
         have = slot.about
         assert have is not None
         slot.about = None
-        memory = slot.memory(have.name)
         numbers = range(have.number + 1, about.number + 1)
-        for number in numbers:
-            if (number, 0) not in self._deltas:
-                self._deltas[number, 0] = self._read_delta(self._checkpoint(number) if number != about.number else found, DELTA)
-        slot.total = _nebula.delta_apply(memory, slot.total, [self._deltas[number, 0] for number in numbers])
+
+        def find(number: int) -> Checkpoint:
+            return self._checkpoint(number) if number != about.number else found
+
+        slot.total = self._apply(slot.memory(have.name), slot.total, numbers, find, 0, DELTA)
         slot.about = about
 
-    def _read_delta(self, checkpoint: Checkpoint, name: str) -> bytes:
-        delta = checkpoint.read_bytes(name)
-        self._bytes += len(delta)
-        return delta
+    def _apply(
+        self, memory: mmap.mmap, total: int, numbers: Iterable[int], find: Callable[[int], Checkpoint], rank: int, name: str
+    ) -> int:
+        """Applies a rank's deltas, and returns the sum that the state then has. find: returns a publication of `numbers`.
+
+        It keeps deltas for the other copy only while they have fewer bytes than the weights: those of a long chain may have many times more.
+        """
+        waiting: list[bytes] = []
+        for number in numbers:
+            if (number, rank) not in self._deltas:
+                self._deltas[number, rank] = find(number).read_bytes(name)
+                self._bytes += len(self._deltas[number, rank])
+            waiting.append(self._deltas[number, rank])
+            if sum(map(len, self._deltas.values())) > len(memory):
+                total = _nebula.delta_apply(memory, total, waiting)
+                waiting.clear()
+                self._deltas.clear()
+        return _nebula.delta_apply(memory, total, waiting)
 
     def _commit(self, slot: Slot, about: About) -> Path:
         if self._staged is not slot or slot.about is not about:

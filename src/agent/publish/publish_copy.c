@@ -52,8 +52,8 @@ static void find_stored(struct catalogue *catalogue, struct job *job, const stru
         if (is_damaged || storage_open(catalogue, job, &store, &error) || manifest_load(store, publish->tag, &ret_stored->manifest, &error))
                 return;
         file = manifest_find_file(&ret_stored->manifest, name);
-        /* A later writing of the tag may have replaced the file or carried it over. */
-        if (!file || strcmp(ret_stored->manifest.job, job->name) ||
+        /* A later writing of the tag may have replaced the file or carried it over. An earlier one is there if the version was lost. */
+        if (!file || strcmp(ret_stored->manifest.job, job->name) || ret_stored->manifest.sequence < publish->sequence ||
             manifest_file_sequence(&ret_stored->manifest, file) > publish->sequence ||
             manifest_file_key(&ret_stored->manifest, file, ret_stored->key, &error))
                 return;
