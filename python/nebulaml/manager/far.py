@@ -195,6 +195,7 @@ def _nebula_command(*arguments: str) -> dict[str, Any]:
 # -- in the trainer
 
 Look = Callable[[Engine, "str | None"], "list[dict[str, Any]]"]  # agree.of_all_ranks, or agree.inventory
+Find = Callable[["str | None", "str | None"], "Checkpoint | None"]  # of a tag and a path: Session.get_checkpoint, or _for_all_ranks
 
 
 class Second:
@@ -212,10 +213,10 @@ class Second:
         self._away_until = 0.0
 
     def newest(self) -> Checkpoint | None:
-        """Finds the newest checkpoint of both storages. It fails if no storage has one, and either cannot be read."""
-        near, damage = self._near(self._session.get_latest_checkpoint)
+        """Finds the newest checkpoint of both storages, the same on all ranks. It fails if no storage has one, and either cannot be read."""
+        near, damage = self._near(self._session._for_all_ranks)
         try:
-            found = self._session.get_latest_checkpoint(self.place)
+            found = self._session._for_all_ranks(None, self.place)
         except NebulaError as failure:
             if near is None:
                 raise damage or failure from failure
@@ -228,12 +229,12 @@ class Second:
         self._log_taken(found, damage or (f"the newest in {config.shown(self._path)} is the older {near.tag}" if near is not None else None))
         return found
 
-    def tagged(self, tag: str, was_removed: Callable[[Checkpoint], bool]) -> Checkpoint | None:
+    def tagged(self, tag: str, find: Find, was_removed: Callable[[Checkpoint], bool]) -> Checkpoint | None:
         """Finds the checkpoint of a tag, in the near storage if that has it."""
-        near, damage = self._near(lambda: self._session.get_checkpoint(tag))
+        near, damage = self._near(lambda: find(tag, None))
         if near is not None and not was_removed(near):
             return near
-        found = self._session.get_checkpoint(tag, self.place)
+        found = find(tag, self.place)
         if found is not None:
             self._log_taken(found, damage)
         elif damage is not None:
