@@ -384,6 +384,11 @@ def _error(refused: str, status: str) -> NebulaError | None:
     return from_status(status, refused, 0, 0) if refused else None
 
 
+def is_absence(failure: NebulaError) -> bool:
+    """Whether a question failed because not all ranks have asked in time. Other failures of a question are the same on all ranks."""
+    return bool(vars(failure).get("ranks_absent"))
+
+
 def _timeout() -> float:
     return config.parse_seconds("NEBULA_AGREE_TIMEOUT", os.environ.get("NEBULA_AGREE_TIMEOUT") or 60)
 
@@ -395,11 +400,13 @@ def _until(condition: Callable[[], Any], missing: Callable[[], list[int]], place
         if time.monotonic() > deadline:
             absent = missing()
             shown = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
-            raise NebulaTimeout(
+            failure = NebulaTimeout(
                 f"rank {place.rank} waited {limit:g} s for all {place.world} ranks to ask for a checkpoint, and ranks {shown} "
                 "did not: call it on every rank, raise NEBULA_AGREE_TIMEOUT, or, if only this rank uses Nebula, give "
                 "init() world=1"
             )
+            vars(failure)["ranks_absent"] = True
+            raise failure
         time.sleep(pause)
         pause = min(pause * 1.5, _PAUSE_S[1])
     return value

@@ -211,16 +211,19 @@ class Second:
             raise NebulaConfigError(f"far={config.shown(self.place)} is the manager's own path: give another one")
         self._session, self._path, self._shown = session, path, config.shown(self.place)
         self._away_until = 0.0
+        self._is_away = False  # before the first save the ranks of several nodes have agreed to do without the far storage
 
     def newest(self) -> Checkpoint | None:
         """Finds the newest checkpoint of both storages, the same on all ranks. It fails if no storage has one, and either cannot be read."""
         near, damage = self._near(self._session._for_all_ranks)
+        if near is not None and self._is_away and self._session._engine.agreement.needed():
+            return near
         try:
             found = self._session._for_all_ranks(None, self.place)
         except NebulaError as failure:
-            if near is None:
+            if near is None or agree.is_absence(failure):
                 raise damage or failure from failure
-            self._log_away(failure)
+            self._log_away(failure, self._session._engine.agreement.needed())
             return near
         if found is None and damage is not None:
             raise damage
@@ -252,10 +255,11 @@ class Second:
         if self._session._engine.place().local_rank == 0:
             log.warning("nebula: %s is taken from %s: %s", found.tag, self._shown, why or f"{config.shown(self._path)} does not have it")
 
-    def _log_away(self, failure: NebulaError) -> None:
+    def _log_away(self, failure: NebulaError, is_agreed: bool) -> None:
         if time.monotonic() >= self._away_until:
             log.warning("nebula: the far storage %s cannot be read, and %s counts alone: %s", self._shown, config.shown(self._path), failure)
         self._away_until = time.monotonic() + AWAY_S
+        self._is_away |= is_agreed
 
     def versions(self, look: Look) -> list[dict[str, Any]]:
         """Returns the versions of both storages that a look finds, the newest first, each once."""
@@ -265,14 +269,16 @@ class Second:
             near = look(owner, None)
         except NebulaCorrupt as failure:
             damage = failure
-        if near and time.monotonic() < self._away_until:
+        # Each rank has a clock of its own, so ranks that look together do not go by it.
+        is_together = look is agree.of_all_ranks and owner.agreement.needed()
+        if near and (self._is_away if is_together else time.monotonic() < self._away_until):
             return near
         try:
             found = look(owner, self.place)
         except NebulaError as failure:
-            if not near:
+            if not near or agree.is_absence(failure):
                 raise damage or failure from failure
-            self._log_away(failure)
+            self._log_away(failure, is_together)
             return near
         if damage is not None and not found:
             raise damage
