@@ -331,9 +331,12 @@ def _is_taken(callback: Any, filepath: Any, trainer: Any) -> bool:
     """Returns True if a file has that name, or will have it when it is durable. Every rank gets the same answer."""
     target, io = _key(filepath), _io_of(trainer.strategy)
     io.home(target) if io is not None else _home(os.path.dirname(target))  # sets the storage path
-    here = trainer.is_global_zero and (io is None or target not in io.removed)
-    here = here and (callback._fs.exists(filepath) or api.find_published(target) is not None)
-    return trainer.strategy.reduce_boolean_decision(here, all=False)
+
+    def look() -> bool:
+        here = io is None or target not in io.removed
+        return here and bool(callback._fs.exists(filepath) or api.find_published(target) is not None)
+
+    return together.from_rank_0(look, trainer.is_global_zero, trainer.strategy.broadcast)
 
 
 def _show_to_callbacks() -> None:
@@ -597,7 +600,7 @@ def _make_strategy() -> type:
                 given = {} if weights_only is None else {"weights_only": weights_only}  # Lightning before 2.6 does not know the argument
                 return super().load_checkpoint(checkpoint_path, **given)
             # One rank looks, because other nodes may not have that directory or `latest`.
-            tag, problem = self.broadcast(_look_into(checkpoint_path) if self.is_global_zero else None)
+            tag, problem = together.from_rank_0(lambda: _look_into(checkpoint_path), self.is_global_zero, self.broadcast)
             if problem:
                 raise NebulaNotFound(problem)
             path, client_state = self.deepspeed_engine.load_checkpoint(
