@@ -270,6 +270,11 @@ RANK = """
             elif command[0] == "store":
                 manager.save(int(command[1]), {"model": {"rank": rank}}, force=True)
                 answer = "stored"
+            elif command[0] == "spoil":
+                manager.save(int(command[1]), {"model": {"rank": lambda: rank}}, force=True)
+                answer = "stored"
+            elif command[0] == "due":
+                answer = manager.should_save(int(command[1]))
             elif command[0] == "restore":
                 done = manager.restore({}, *map(int, command[1:]))
                 answer = done and done.step
@@ -523,6 +528,20 @@ def test_ranks_that_restore_after_saves_get_one_version_though_one_saved_its_par
     assert ranks.ask("store", "3", only=0) == ["stored"]
     for answer in ranks.ask("restore", "3"):
         assert "there is no checkpoint of step 3" in str(answer), answer
+    ranks.kill()
+
+
+# fault (Deaths): One rank fails in save(force=True) before it has saved anything, and all ranks restore an earlier version.
+# result: They ask should_save() for the steps after it anew, and each rank gets rank 0's answer.
+def test_ranks_that_restore_after_the_save_of_one_has_failed_ask_each_other_again(place, monkeypatch):
+    ranks = Ranks(place, "gloo", "one", monkeypatch)
+    assert ranks.ask("manage") == ["managed"] * 2
+    assert ranks.ask("store", "1") == ["stored"] * 2
+    assert ranks.ask("restore") == [1, 1]
+    assert ranks.ask("store", "2", only=0) == ["stored"]
+    assert ranks.ask("spoil", "2", only=1)[0].startswith("NebulaPicklingError")
+    assert ranks.ask("restore") == [1, 1]
+    assert ranks.ask("due", "2") == ranks.ask("due", "3") == [True, True]
     ranks.kill()
 
 

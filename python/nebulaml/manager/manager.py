@@ -139,6 +139,7 @@ class Manager:
         self._own: dict[int, Checkpoint] = {}
         self._saved: collections.deque[int] = collections.deque(maxlen=4)  # the newest steps saved on this line of history
         self._decided: tuple[int, bool] | None = None  # the step and the last answer of should_save()
+        self._reached: int | None = None  # the last step that should_save() or save() got, the same on all ranks
         self._unasked: int | None = None  # the step of a save at which rank 0 has answered, and this rank has not looked yet
         self._known: dict[tuple[str, int], about.About] = {}  # by tag and sequence
         self._errors: list[NebulaError] = []
@@ -228,7 +229,7 @@ class Manager:
 
     def should_save(self, step: int) -> bool:
         """Returns True if this step is due, or a notice has come. All ranks get the same answer; each must ask at each step."""
-        step = _whole_step(step)
+        self._reached = step = _whole_step(step)
         pulse.progress(step)
         self._notices.listen()
         if self._decided is None or self._decided[0] != step:
@@ -267,7 +268,7 @@ class Manager:
         are fixed and training can go on. The version is complete when all ranks have called save(). Returns None if the step was
         not due, or if the save failed and on_error is "warn".
         """
-        step = _whole_step(step)
+        self._reached = step = _whole_step(step)
         if force:
             self._listen(step)
         # before anything that may raise: the answer of rank 0 is awaited by others
@@ -391,9 +392,9 @@ class Manager:
         """The program trains the steps after this one again, and its versions of them are new ones."""
         if step is not None:
             self._saved = collections.deque((saved for saved in list(self._saved) if saved <= step), self._saved.maxlen)
-            if self._decided is not None and self._decided[0] >= step:
+            if self._reached is not None and self._reached >= step:
                 self._notices.goes_back()
-            self._decided = None
+            self._decided = self._reached = None
 
     def _newest(self) -> Checkpoint | None:
         """Finds the newest version. All ranks call it, and get the same."""
