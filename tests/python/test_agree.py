@@ -531,6 +531,22 @@ def test_ranks_that_restore_after_saves_get_one_version_though_one_saved_its_par
     ranks.kill()
 
 
+# fault (Arguments of the caller): The ranks of several nodes restore different steps after saves, for example what latest_step() says to each.
+# result: All raise `NebulaConfigError`, which names two ranks and their steps.
+@pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])
+def test_ranks_that_are_to_restore_different_steps_restore_none(place, group, monkeypatch):
+    ranks = Ranks(place, group, "one", monkeypatch)
+    assert ranks.ask("manage") == ["managed"] * 2
+    for step in (1, 2):
+        assert ranks.ask("store", str(step)) == ["stored"] * 2
+    ranks.send(ranks.processes[0], "restore", "1")
+    (second,) = ranks.ask("restore", only=1)
+    said = "NebulaConfigError: rank 0 is to load global_step1, and rank 1 the newest: give all ranks the same step"
+    assert [json.loads(ranks.processes[0].stdout.readline()), second] == [said, said]
+    assert ranks.ask("restore", "2") == ranks.ask("restore") == [2, 2]
+    ranks.kill()
+
+
 # fault (Deaths): One rank fails in save(force=True) before it has saved anything, and all ranks restore an earlier version.
 # result: They ask should_save() for the steps after it anew, and each rank gets rank 0's answer.
 def test_ranks_that_restore_after_the_save_of_one_has_failed_ask_each_other_again(place, monkeypatch):

@@ -152,16 +152,19 @@ class Agreement:
                 self._pinned[path] = self._answer(path, self._first.setdefault(path, _Questions()))
             return self._pinned[path]
 
-    def answer_now(self, path: str | None) -> tuple[list[dict[str, Any]], Callable[[dict[str, Any]], list[tuple[str, str]]]]:
-        """As answer(), also after saves, and what passed_over() is for one of the versions. After saves each call is a question anew."""
+    def answer_now(self, path: str | None, wanted: str) -> tuple[list[dict[str, Any]], Callable[[dict[str, Any]], list[tuple[str, str]]]]:
+        """As answer(), also after saves, and what passed_over() is for one of the versions. After saves each call is a question anew.
+
+        wanted: what this rank is about to load, in words. After saves all ranks raise if they want different versions.
+        """
         path = self._place(path)
         with self._lock:
             if not self._saving:
                 return self.answer(path), self._first[path].passed_over
             questions = self._later.setdefault(path, _Questions("0."))
-            return self._answer(path, questions), questions.passed_over
+            return self._answer(path, questions, wanted), questions.passed_over
 
-    def _answer(self, path: str | None, questions: _Questions) -> list[dict[str, Any]]:
+    def _answer(self, path: str | None, questions: _Questions, wanted: str = "") -> list[dict[str, Any]]:
         looks = 0
         while True:
             # after a timeout, a rank asks the same question again: the others may still answer it
@@ -176,7 +179,7 @@ class Agreement:
             questions.own = own
             by_key = {_key(version): version for version in own}
             # Take this rank's own numbers: without shared storage, the numbers of another node mean nothing to this node's agent.
-            sent = Inventory.of(own, str(failure or ""), failure.status if failure else "")
+            sent = Inventory.of(own, str(failure or ""), failure.status if failure else "", wanted)
             versions, refused = self._ask(path, f"{self.number}.{self._moves}.{questions.mark}{turn}", sent, questions.spent)
             questions.answered, questions.sent = turn, None
             looks += 1
@@ -243,10 +246,12 @@ def of_all_ranks(engine: Engine, path: str | None) -> list[dict[str, Any]]:
         return interruptible(engine.agreement.answer, path)
 
 
-def of_all_ranks_now(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], Callable[[dict[str, Any]], list[tuple[str, str]]]]:
+def of_all_ranks_now(
+    engine: Engine, path: str | None, wanted: str
+) -> tuple[list[dict[str, Any]], Callable[[dict[str, Any]], list[tuple[str, str]]]]:
     """As of_all_ranks(), and what each of them was taken in place of. Every rank must call it, also after saves."""
     with progress.waiting(engine, "looking for the checkpoints that all ranks have"):
-        return interruptible(engine.agreement.answer_now, path)
+        return interruptible(engine.agreement.answer_now, path, wanted)
 
 
 def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
@@ -300,20 +305,23 @@ class Inventory(NamedTuple):
     held: dict[tuple[Any, ...], dict[str, Any]]  # those of which only memory has all, or a share
     failure: str = ""  # why the rank could not look
     status: str = ""  # that of the failure (errors.py)
+    wanted: str = ""  # what the rank is about to load; "": it has not said
 
     @classmethod
     def sent(
-        cls, stored: dict[tuple[Any, ...], dict[str, Any]], held: Iterable[dict[str, Any]], failure: str = "", status: str = ""
-    ) -> Inventory:
-        return cls(stored, {_key(version): version for version in held}, failure, status)
+        cls, stored: dict[tuple[Any, ...], dict[str, Any]], held: Iterable[dict[str, Any]], failure: str = "", status: str = "",
+        wanted: str = "",
+    ) -> Inventory:  # fmt: skip
+        return cls(stored, {_key(version): version for version in held}, failure, status, wanted)
 
     @classmethod
-    def of(cls, versions: list[dict[str, Any]], failure: str = "", status: str = "") -> Inventory:
+    def of(cls, versions: list[dict[str, Any]], failure: str = "", status: str = "", wanted: str = "") -> Inventory:
         return cls.sent(
             {_key(version): version for version in versions if _is_in_storage(version)},
             (version for version in versions if not _is_in_storage(version)),
             failure,
             status,
+            wanted,
         )
 
     def __contains__(self, key: object) -> bool:
@@ -355,6 +363,9 @@ def refusal(inventories: list[Inventory], path: str | None) -> str:
     failing = _failing(inventories)
     if failing is not None:
         return f"rank {failing} cannot say what it can load: {inventories[failing].failure}"
+    other = next((rank for rank, one in enumerate(inventories) if one.wanted != inventories[0].wanted), None)
+    if other is not None:
+        return f"rank 0 is to load {inventories[0].wanted}, and rank {other} {inventories[other].wanted}: give all ranks the same step"
     if choose(inventories):
         return ""
     for rank, one in enumerate(inventories):
@@ -377,7 +388,9 @@ def _failing(inventories: list[Inventory]) -> int | None:
 def _status(inventories: list[Inventory]) -> str:
     """Returns the status of the error with which all ranks refuse."""
     failing = _failing(inventories)
-    return NebulaStorageError.status if failing is None else inventories[failing].status
+    if failing is not None:
+        return inventories[failing].status
+    return NebulaStorageError.status if len({one.wanted for one in inventories}) == 1 else NebulaConfigError.status
 
 
 def _error(refused: str, status: str) -> NebulaError | None:
@@ -452,14 +465,16 @@ def _through_store(
 
     if prefix not in _counted:
         send(digest, text)
-        mine = {"stored": digest, "held": list(own.held.values()), "failure": own.failure, "status": own.status}
+        mine = {"stored": digest, "held": list(own.held.values()), "failure": own.failure, "status": own.status, "wanted": own.wanted}
         shared.set(inventory_key(place.rank), json.dumps(mine))
         is_last = shared.add(f"{prefix}/count", 1) >= place.world
         _counted.add(prefix)
         if is_last:
             sent = [json.loads(shared.get(inventory_key(rank))) for rank in range(place.world)]
             stored = {one: _unpacked(shared.get(stored_key(one))) for one in {each["stored"] for each in sent}}
-            inventories = [Inventory.sent(stored[each["stored"]], each["held"], each["failure"], each["status"]) for each in sent]
+            inventories = [
+                Inventory.sent(stored[each["stored"]], each["held"], each["failure"], each["status"], each["wanted"]) for each in sent
+            ]
             agreed = Inventory.of(choose(inventories))
             digest_of_all, text_of_all = _packed(agreed.stored.values())
             send(digest_of_all, text_of_all)
@@ -568,23 +583,24 @@ def _through_documents(
         raise NebulaError(f"cannot agree on a checkpoint through {folder}: {failure}") from failure
     if _read_stored(stored_path(digest), digest) is None:
         write(stored_path(digest), {**head, "versions": list(own.stored.values())})
-    said = {"token": token, "stored": digest, "versions": list(own.held.values()), "failure": own.failure, "status": own.status}
-    write(rank_path(place.rank), head | said)
+    said = {"token": token, "stored": digest, "failure": own.failure, "status": own.status, "wanted": own.wanted}
+    write(rank_path(place.rank), head | said | {"versions": list(own.held.values())})
     found, stored, tokens = {place.rank: own}, {digest: own.stored}, {place.rank: token}
     confirmed, confirming = "", set(range(place.world))  # of the tokens that this rank has read; the ranks that have not confirmed them
 
     def read(rank: int) -> None:
         sent = _read_document(rank_path(rank))
-        texts = [sent.get(key) for key in ("stored", "token", "failure", "status")] if sent and _are_versions(sent.get("versions")) else []
+        is_whole = sent is not None and _are_versions(sent.get("versions"))
+        texts = [sent.get(key) for key in ("stored", "token", "failure", "status", "wanted")] if sent and is_whole else []
         if not texts or not all(isinstance(text, str) for text in texts) or texts[1] == tokens.get(rank, ""):
             return  # the rank has not written its own yet
-        of_list, theirs, failure, status = texts
+        of_list, theirs, failure, status, wanted = texts
         if of_list not in stored:
             listed = _read_stored(stored_path(of_list), of_list)
             if listed is None:
                 return
             stored[of_list] = listed
-        found[rank], tokens[rank] = Inventory.sent(stored[of_list], sent["versions"], failure, status), theirs
+        found[rank], tokens[rank] = Inventory.sent(stored[of_list], sent["versions"], failure, status, wanted), theirs
 
     def read_all() -> list[Inventory] | None:
         nonlocal confirmed, confirming

@@ -230,7 +230,7 @@ class Session:
             with contextlib.suppress(NebulaError):  # the search waits for the ranks of other nodes; what it finds may be another version there
                 opened = owner.session(patient=True)
                 interruptible(opened.latest, path) if tag is None else interruptible(opened.find, tag, path)
-        common, passed_over = agree.of_all_ranks_now(owner, path)
+        common, passed_over = agree.of_all_ranks_now(owner, path, "the newest" if tag is None else tag)
         for one in common:
             if tag is None:
                 return self._newest(self._exactly(one, path), passed_over(one))
