@@ -247,10 +247,10 @@ def _wrap_load(original: Any) -> Any:
                 log.warning("checkpoint %s was never completed by all ranks: loading %s instead", wanted, found.tag)
         if found is not None:
             wanted = found.tag
-            if universal.partitions(found) not in (0, universal.data_parallel(self)):
+            if together.on_all(lambda: universal.partitions(found)) not in (0, universal.data_parallel(self)):
                 return universal.load(self, original, found, *args, **kwargs)
             engine._resolved[wanted] = found
-            _stand_in(load_dir, found, engine.load_path or api.persist_path())
+            together.on_all(lambda: _stand_in(load_dir, found, engine.load_path or api.persist_path()))
         try:
             return original(self, load_dir, wanted, *args, **kwargs)
         finally:
