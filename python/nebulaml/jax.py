@@ -783,7 +783,7 @@ class Manager(manager.Manager):
         self._raise_late()
         if not isinstance(targets, Mapping) or not targets:
             raise NebulaConfigError("targets are a dict, as {'state': state}")
-        checkpoint = self._newest() if step is None else self.checkpoint(step)
+        checkpoint = self._newest() if step is None else self._of_step(step, for_all_ranks=True)
         if checkpoint is None:
             return None
         said = checkpoint._said()

@@ -306,10 +306,23 @@ if rank == "0":
 engine = types.SimpleNamespace(
     checkpoint_engine=nebulaml.deepspeed.NebulaDeepSpeedEngine(), load_universal_checkpoint=lambda: False, seq_dp_world_size=2
 )
-print(nebulaml.deepspeed._wrap_load(lambda self, load_dir, tag: tag)(engine, folder))
+load = nebulaml.deepspeed._wrap_load(lambda self, load_dir, tag: tag)
+print(load(engine, folder), flush=True)
+if rank == "1":
+    open(f"{folder}/global_step2", "w").close()  # no directory of stand-in files can be made there
+for latest in (b"global_step2", bytes([255])):
+    if rank == "0":
+        with open(f"{folder}/latest", "wb") as file:
+            file.write(latest)
+    try:
+        print(load(engine, folder))
+    except Exception as failure:
+        print(type(failure).__name__, str(failure).startswith("rank "))
 """
 
 
+# fault (Storage): A node of a DeepSpeed job cannot write into the directory of the load, or rank 0 cannot read DeepSpeed's `latest`.
+# result: All ranks raise, and none waits for another one.
 def test_all_ranks_load_what_latest_of_rank_0_names_though_other_nodes_have_no_such_file(node):
     with held_port() as held:
         shared = {
@@ -324,7 +337,9 @@ def test_all_ranks_load_what_latest_of_rank_0_names_though_other_nodes_have_no_s
             )
             for rank in "01"
         ]  # fmt: skip
-        assert [rank.communicate(timeout=240)[0].split()[-1] for rank in ranks] == ["global_step1"] * 2
+        said = [rank.communicate(timeout=240)[0].splitlines()[-3:] for rank in ranks]
+    assert said[0] == ["global_step1", "NebulaStorageError True", "UnicodeDecodeError False"]
+    assert said[1] == ["global_step1", "FileExistsError False", "NebulaError True"]
 
 
 def test_a_checkpoint_that_memory_alone_will_have_is_warned_of_once(node):

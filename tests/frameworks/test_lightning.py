@@ -509,6 +509,24 @@ def test_all_nodes_resume_from_the_file_that_one_of_them_still_had_in_memory(nod
     assert started(node, "--way", way, "--ckpt", path) == [4, 4]
 
 
+# fault (Deaths): A job on two nodes that was killed resumes by ckpt_path="last", with rank 0 on another node than before.
+# result: All ranks resume from the last checkpoint, which at first only the agent of the other node knows of.
+@directory_only("the agents of both nodes end without a word")
+@pytest.mark.parametrize("way", ["nebula", pytest.param("io", marks=full)])
+def test_last_is_the_checkpoint_that_another_nodes_memory_had(node, way, monkeypatch):
+    two_nodes(node, "--way", way, "--steps", 2)
+    for rank in (0, 1):
+        node.forget_memory(rank)
+    node.environment["NEBULA_STORE_MBPS"] = "0.08"
+    two_nodes(node, "--way", way, "--ckpt", "last", "--kill-at", 5, check=False)
+    path = node.base / "ckpts" / "last.ckpt"
+    assert torch.load(path, weights_only=False)["global_step"] == 2, "storage was too fast for this test"
+    path.unlink()  # rank 0 finds nothing, which without Nebula is a start from nothing
+    of_rank = node.of_rank
+    monkeypatch.setattr(node, "of_rank", lambda rank: of_rank(1 - rank))
+    assert started(node, "--way", way, "--ckpt", "last") == [4, 4]
+
+
 @directory_only("each node has a file in a directory of its own")
 def test_nodes_that_find_other_files_load_none(node, monkeypatch):
     two_nodes(node, "--steps", 4, "--top-k", -1)

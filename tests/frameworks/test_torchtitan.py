@@ -34,6 +34,38 @@ def test_torchtitan_resumes_bit_for_bit_from_memory_after_sigkill_and_stock_read
     assert from_stock.resumed == 4 and from_stock.losses == whole.losses_after(4)
 
 
+LOADS = """
+from nebulaml.integrations import together, torchtitan
+
+class Found:
+    tag, step = "step-4", 4
+
+def find(session, tag=None):
+    print(session, tag)
+    return found
+
+manager = torchtitan.NebulaCheckpointManager.__new__(torchtitan.NebulaCheckpointManager)
+manager._nebula, found = "session", None
+together.find, together.from_rank_0 = find, lambda look: listed
+torchtitan.CheckpointManager._load = lambda self, step=-1: print("stock", step, self._find_load_step()) or True
+torchtitan.NebulaCheckpointManager.dcp_load = lambda self, states, place, *_: print("loads", place)
+manager._states_to_load, manager._create_checkpoint_id = lambda model_only: {}, lambda step: f"step-{step}"
+for found, listed, step in (None, 7, -1), (None, 7, 3), (Found, 3, -1), (Found, 5, -1), (Found, 5, 4):
+    assert manager._load(step)
+"""
+
+
+# fault (Storage): The nodes of a torchtitan job find different checkpoints: after saves, or because one lists the folder later.
+# result: All ranks ask together which checkpoint Nebula has, and take what rank 0 lists in the folder.
+@full
+def test_all_ranks_load_one_checkpoint_and_take_what_rank_0_lists(node):
+    done = subprocess.run([interpreter("torchtitan"), "-c", LOADS], env=node.environment, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.stdout.splitlines() == [
+        "session None", "stock -1 7", "session step-3", "stock 3 3", "session None", "loads step-4", "session None", "stock -1 5",
+        "session step-4", "loads step-4",
+    ], done.stderr[-2000:]  # fmt: skip
+
+
 @full
 def test_a_manager_that_was_not_closed_ends_in_silence_and_its_checkpoints_stay(node):
     with held_port() as held:

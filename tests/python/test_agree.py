@@ -30,6 +30,7 @@ def version(step, sequence, tag=None):
     name = tag or f"global_step{step}"
     return {
         "tag": name, "writing": 1, "sequence": sequence, "step": step, "run": "r", "shared": True, "state": "committed", "ranks": None, "world": 1,
+        "was_removed": False,
     }  # fmt: skip
 
 
@@ -84,6 +85,15 @@ def test_the_newest_of_the_latest_line_is_chosen_and_what_it_abandoned_comes_las
     ]
     assert tags(choose([inventory, inventory[::-1]])) == ["global_step310", "global_step300", "global_step400"]
     assert tags(choose([inventory, inventory[:2]])) == ["global_step300", "global_step400"]
+
+
+def test_a_version_that_one_rank_knows_to_be_removed_is_removed_for_all():
+    here, there = version(4, 40) | {"was_removed": False}, version(4, 40) | {"was_removed": True}
+    assert [one["was_removed"] for one in choose([[here], [here]])] == [False]
+    for first, second in ([here], [there]), ([there], [here]):
+        assert [one["was_removed"] for one in choose([first, second])] == [True]
+    stored = here | {"state": "durable"}
+    assert [one["was_removed"] for one in choose([[stored], [there]])] == [True]
 
 
 def test_two_writings_of_one_tag_are_not_the_same_version():
@@ -254,6 +264,20 @@ RANK = """
             elif command[0] == "far":
                 manager = nm.Manager(sys.argv[2], far=nm.Far(command[1]))
                 answer = [manager.latest_step(), manager.restore({}).step, manager.restore({}, 1).step]
+            elif command[0] == "manage":
+                manager = nm.Manager(sys.argv[2])
+                answer = "managed"
+            elif command[0] == "store":
+                manager.save(int(command[1]), {"model": {"rank": rank}}, force=True)
+                answer = "stored"
+            elif command[0] == "spoil":
+                manager.save(int(command[1]), {"model": {"rank": lambda: rank}}, force=True)
+                answer = "stored"
+            elif command[0] == "due":
+                answer = manager.should_save(int(command[1]))
+            elif command[0] == "restore":
+                done = manager.restore({}, *map(int, command[1:]))
+                answer = done and done.step
             elif command[0] == "together":
                 from nebulaml.integrations import together
                 found = together.find(nm.api.default, *command[1:])
@@ -399,8 +423,8 @@ def test_a_failure_that_is_no_damage_counts_before_damage():
     assert "rank 1 cannot say what it can load: not mounted" in agree.refusal([damaged, unread], "/p")
 
 
-@pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])
-def test_ranks_take_the_far_storage_together_if_one_node_alone_meets_damage(place, group, monkeypatch, tmp_path):
+# Their storage paths are two directories here, so they can't agree through documents in it.
+def test_ranks_take_the_far_storage_together_if_one_node_alone_meets_damage(place, monkeypatch, tmp_path):
     far, other = tmp_path / "far", tmp_path / "other"
     with nebulaml.Manager(place.storage, far=nebulaml.Far(far)) as manager:
         manager.save(1, {"model": {"w": torch.ones(3)}}, force=True)
@@ -411,7 +435,7 @@ def test_ranks_take_the_far_storage_together_if_one_node_alone_meets_damage(plac
     manifest = other / "global_step1" / ".nebula" / "manifest-1.json"
     manifest.chmod(0o600)
     manifest.write_bytes(manifest.read_bytes()[:-30] + b"x" * 30)
-    started = Ranks(place, group, "one", monkeypatch, storages=[place.storage, other])
+    started = Ranks(place, "gloo", "one", monkeypatch, storages=[place.storage, other])
     assert started.ask("far", str(far)) == [[1, 1, 1]] * 2
     started.kill()
 
@@ -482,6 +506,58 @@ def test_ranks_that_search_together_get_one_version_though_one_saved_its_part_la
     assert ranks.ask("close", "global_step2", only=1) == ["closed"]
     (found,) = ranks.ask("together", only=1)
     assert json.loads(first.stdout.readline()) == found in ("global_step1", "global_step2")
+    ranks.kill()
+
+
+# fault (Storage): All ranks call restore() of a Manager after saves, and one of them saves its part more than 5 s after the others ask.
+# result: All ranks restore the same version: restore() then asks the ranks anew. If a rank has no version of a step, it raises on all.
+@pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])
+def test_ranks_that_restore_after_saves_get_one_version_though_one_saved_its_part_late(place, group, monkeypatch):
+    ranks = Ranks(place, group, "one", monkeypatch)
+    assert ranks.ask("manage") == ["managed"] * 2
+    assert ranks.ask("restore") == [None] * 2
+    assert ranks.ask("store", "1") == ["stored"] * 2
+    assert ranks.ask("restore") == ranks.ask("restore", "1") == [1, 1]
+    assert ranks.ask("store", "2", only=0) == ["stored"]
+    first = ranks.processes[0]
+    ranks.send(first, "restore")
+    assert not select.select([first.stdout], [], [], 6.5)[0], "an answer before rank 1 has searched"
+    assert ranks.ask("store", "2", only=1) == ["stored"]
+    (found,) = ranks.ask("restore", only=1)
+    assert json.loads(first.stdout.readline()) == found in (1, 2)
+    assert ranks.ask("store", "3", only=0) == ["stored"]
+    for answer in ranks.ask("restore", "3"):
+        assert "there is no checkpoint of step 3" in str(answer), answer
+    ranks.kill()
+
+
+# fault (Arguments of the caller): The ranks of several nodes restore different steps after saves, for example what latest_step() says to each.
+# result: All raise `NebulaConfigError`, which names two ranks and their steps.
+@pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])
+def test_ranks_that_are_to_restore_different_steps_restore_none(place, group, monkeypatch):
+    ranks = Ranks(place, group, "one", monkeypatch)
+    assert ranks.ask("manage") == ["managed"] * 2
+    for step in (1, 2):
+        assert ranks.ask("store", str(step)) == ["stored"] * 2
+    ranks.send(ranks.processes[0], "restore", "1")
+    (second,) = ranks.ask("restore", only=1)
+    said = "NebulaConfigError: rank 0 is to load global_step1, and rank 1 the newest: give all ranks the same step"
+    assert [json.loads(ranks.processes[0].stdout.readline()), second] == [said, said]
+    assert ranks.ask("restore", "2") == ranks.ask("restore") == [2, 2]
+    ranks.kill()
+
+
+# fault (Deaths): One rank fails in save(force=True) before it has saved anything, and all ranks restore an earlier version.
+# result: They ask should_save() for the steps after it anew, and each rank gets rank 0's answer.
+def test_ranks_that_restore_after_the_save_of_one_has_failed_ask_each_other_again(place, monkeypatch):
+    ranks = Ranks(place, "gloo", "one", monkeypatch)
+    assert ranks.ask("manage") == ["managed"] * 2
+    assert ranks.ask("store", "1") == ["stored"] * 2
+    assert ranks.ask("restore") == [1, 1]
+    assert ranks.ask("store", "2", only=0) == ["stored"]
+    assert ranks.ask("spoil", "2", only=1)[0].startswith("NebulaPicklingError")
+    assert ranks.ask("restore") == [1, 1]
+    assert ranks.ask("due", "2") == ranks.ask("due", "3") == [True, True]
     ranks.kill()
 
 

@@ -8,13 +8,16 @@ import shutil
 import signal
 import socket
 import subprocess
+import types
 from pathlib import Path
 
 import nebulaml
 import pytest
 import torch
-from nebulaml._session import locate
-from nebulaml.errors import NebulaConfigError, NebulaError, NebulaNotFound
+from nebulaml._session import agree, locate, ranks
+from nebulaml.errors import NebulaConfigError, NebulaError, NebulaNotFound, NebulaStorageError, NebulaTimeout
+from nebulaml.manager import far as far_module
+from nebulaml.manager.far import Second
 from test_export_background import processes_of
 from waiting import until
 
@@ -330,3 +333,41 @@ def test_a_far_storage_that_is_the_near_one_is_refused(nm, place):
         nm.Manager(place.storage, far=nm.Far(place.storage / ".." / "storage"))
     with pytest.raises(NebulaConfigError, match=r"give nebulaml.Far"):
         nm.Manager(place.storage, far="s3://bucket/run")
+
+
+# fault (Storage): The far storage does not answer before the first save of a job on several nodes, and the clocks of its ranks differ.
+# result: All ranks do without it until they save. None asks it again alone, which would wait for the others.
+def test_ranks_of_several_nodes_do_not_go_by_their_clocks_to_ask_the_far_storage_again(monkeypatch):
+    asked, needed = [], [True]
+
+    def look(owner, path):
+        asked.append(path)
+        if path == "/far":
+            raise NebulaStorageError("it does not answer")
+        return [{"tag": "global_step1", "was_removed": False}]
+
+    owner = types.SimpleNamespace(agreement=types.SimpleNamespace(needed=lambda: needed[0]), place=lambda: None)
+    second = Second(types.SimpleNamespace(persist_path="/near", _engine=owner), nebulaml.Far("/far"))
+    monkeypatch.setattr(agree, "of_all_ranks", look)
+    monkeypatch.setattr(far_module, "AWAY_S", 0.0)
+    for _ in range(3):
+        assert [one["tag"] for one in second.versions(look)] == ["global_step1"]
+    assert asked == [None, "/far", None, None]
+    needed[0] = False  # after a save each rank answers for itself
+    second.versions(look)
+    assert asked[4:] == [None, "/far"]
+
+
+# fault (Deaths): A rank does not ask the far storage with the others in time.
+# result: The ranks that wait for it raise. They do not go on with the near storage alone, which the late rank would not do.
+def test_a_rank_that_is_late_does_not_count_as_a_far_storage_that_is_away(monkeypatch):
+    def look(owner, path):
+        if path == "/far":
+            agree._until(lambda: None, lambda: [1], ranks.Place(0, 2, 0, 1))
+        return [{"tag": "global_step1", "was_removed": False}]
+
+    owner = types.SimpleNamespace(agreement=types.SimpleNamespace(needed=lambda: True), place=lambda: None)
+    second = Second(types.SimpleNamespace(persist_path="/near", _engine=owner), nebulaml.Far("/far"))
+    monkeypatch.setenv("NEBULA_AGREE_TIMEOUT", "0.01")
+    with pytest.raises(NebulaTimeout, match="ranks 1 did not"):
+        second.versions(look)

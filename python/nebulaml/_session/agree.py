@@ -46,6 +46,26 @@ _has_saved = False  # whether this process has begun to save, in any session
 _numbers = itertools.count(1)  # numbers of sessions, which all ranks make in the same order
 
 
+class _Questions:
+    """The questions about the versions of one storage path, each with keys of its own."""
+
+    def __init__(self, mark: str = "") -> None:
+        self.mark = mark  # begins the numbers of these questions
+        self.answered = 0  # their number
+        self.sent: list[dict[str, Any]] | None = None  # the inventory that this rank has sent and that has no answer yet
+        self.failure: NebulaError | None = None  # why this rank could not make it
+        self.own: list[dict[str, Any]] = []  # the inventory of the last answered question
+        self.passed: list[tuple[str, str]] = []  # (tag, reason) of stored versions that this rank cannot load
+        self.spent: list[str] = []  # keys in the store, of the last answered question
+
+    def passed_over(self, chosen: dict[str, Any]) -> list[tuple[str, str]]:
+        """Returns (tag, reason) of versions that may be newer than the chosen one, as far as this rank knows."""
+        keys = [_key(version) for version in self.own]
+        newer = self.own[: keys.index(_key(chosen))] if _key(chosen) in keys else []
+        poison = worker.passed_over()
+        return self.passed + [(one["tag"], POISON if one["tag"] in poison else "not every rank can load it") for one in newer]
+
+
 class Agreement:
     """The versions that the ranks of one session have agreed on."""
 
@@ -53,13 +73,8 @@ class Agreement:
         self._engine = weakref.proxy(engine)  # which owns this object
         self._lock = threading.RLock()  # guards all below
         self._pinned: dict[str | None, list[dict[str, Any]]] = {}  # the agreed versions by storage path; None: the session's path
-        self._answered: dict[str | None, int] = {}  # the number of answered questions, which gives each question keys of its own
-        # by storage path: (tag, reason) of stored versions that this rank cannot load
-        self._passed: dict[str | None, list[tuple[str, str]]] = {}
-        self._sent: dict[str | None, list[dict[str, Any]]] = {}  # the inventory that this rank has sent and that has no answer yet
-        self._failure: dict[str | None, NebulaError | None] = {}  # why this rank could not make it
-        self._own: dict[str | None, list[dict[str, Any]]] = {}  # the inventory of the last answered question
-        self._spent: dict[str | None, list[str]] = {}  # by storage path: keys in the store, of the last answered question
+        self._first: dict[str | None, _Questions] = {}  # by storage path: those before the first save
+        self._later: dict[str | None, _Questions] = {}  # those of calls that all ranks make after it
         self.number = 0  # of the session, part of its questions; 0: the session of the package's functions
         self._moves = 0  # changes of path or job, the same on all ranks: after one, a question is another question
         self._saving = False
@@ -71,8 +86,12 @@ class Agreement:
 
     def needed(self) -> bool:
         """True until this session begins to save, if other nodes may know more than this node's agent."""
+        return self.is_of_several_nodes() and not self._saving
+
+    def is_of_several_nodes(self) -> bool:
+        """Whether the ranks of this session are on several nodes."""
         place = self._engine.place()
-        return place.world > 1 and place.local_world < place.world and not self._saving
+        return place.world > 1 and place.local_world < place.world
 
     @property
     def is_saving(self) -> bool:
@@ -95,7 +114,7 @@ class Agreement:
         with self._lock:
             if path not in self._pinned:
                 return versions
-            agreed, before = _numbered(self._pinned[path]), _numbered(self._own[path])
+            agreed, before = _numbered(self._pinned[path]), _numbered(self._first[path].own)
         return [version for key, version in _numbered(versions).items() if key in agreed or key not in before]
 
     def agreed(self, path: str | None) -> list[dict[str, Any]] | None:
@@ -108,8 +127,8 @@ class Agreement:
         with self._lock:
             self._moves += 1
             self._pinned.clear()
-            self._answered.clear()
-            self._sent.clear()
+            self._first.clear()
+            self._later.clear()
 
     def forget(self) -> None:
         """Resets all but the numbers of the questions to the start of the process."""
@@ -122,53 +141,63 @@ class Agreement:
         self._lock, self._token = threading.RLock(), ""
 
     def passed_over(self, path: str | None, chosen: dict[str, Any]) -> list[tuple[str, str]]:
-        """Returns (tag, reason) of versions that may be newer than the chosen one, as far as this rank knows."""
-        path = self._place(path)
+        """Returns (tag, reason) of versions that may be newer than the chosen one, as far as this rank knew before its first save."""
         with self._lock:
-            result = list(self._passed.get(path, []))
-            own = self._own.get(path, [])
-        keys = [_key(version) for version in own]
-        newer = own[: keys.index(_key(chosen))] if _key(chosen) in keys else []
-        poison = worker.passed_over()
-        return result + [(one["tag"], POISON if one["tag"] in poison else "not every rank can load it") for one in newer]
+            return self._first.get(self._place(path), _Questions()).passed_over(chosen)
 
     def answer(self, path: str | None) -> list[dict[str, Any]]:
         """Returns the versions that all ranks can load, newest first; all ranks get the same list. It stays."""
         path = self._place(path)
         with self._lock:
-            looks = 0
-            while path not in self._pinned:
-                # after a timeout, a rank asks the same question again: the others may still answer it
-                turn = self._answered.get(path, 0) + 1
-                if path not in self._sent:
-                    self._failure[path] = None
-                    try:
-                        self._sent[path], self._passed[path] = _look(self._engine, path)
-                    except NebulaError as failure:  # the other ranks hear of it, and do not wait
-                        self._sent[path], self._passed[path], self._failure[path] = [], [], failure
-                own, failure = self._sent[path], self._failure[path]
-                self._own[path] = own
-                by_key = {_key(version): version for version in own}
-                # Take this rank's own numbers: without shared storage, the numbers of another node mean nothing to this node's agent.
-                sent = Inventory.of(own, str(failure or ""), failure.status if failure else "")
-                versions, refused = self._ask(path, f"{self.number}.{self._moves}.{turn}", sent)
-                self._answered[path] = turn
-                del self._sent[path]
-                looks += 1
-                if refused is None:
-                    self._pinned[path] = _without_poison([by_key[_key(version)] for version in versions])
-                elif looks == _LOOKS:  # the same kind of error on all ranks, which decides what they do next
-                    raise failure if failure is not None and failure.status == refused.status else refused
-                else:
-                    time.sleep(_LOOK_S)
+            if path not in self._pinned:
+                self._pinned[path] = self._answer(path, self._first.setdefault(path, _Questions()))
             return self._pinned[path]
 
-    def _ask(self, path: str | None, turn: str, own: Inventory) -> tuple[list[dict[str, Any]], NebulaError | None]:
+    def answer_now(self, path: str | None, wanted: str) -> tuple[list[dict[str, Any]], Callable[[dict[str, Any]], list[tuple[str, str]]]]:
+        """As answer(), also after saves, and what passed_over() is for one of the versions. After saves each call is a question anew.
+
+        wanted: what this rank is about to load, in words. After saves all ranks raise if they want different versions.
+        """
+        path = self._place(path)
+        with self._lock:
+            if not self._saving:
+                return self.answer(path), self._first[path].passed_over
+            questions = self._later.setdefault(path, _Questions("0."))
+            return self._answer(path, questions, wanted), questions.passed_over
+
+    def _answer(self, path: str | None, questions: _Questions, wanted: str = "") -> list[dict[str, Any]]:
+        looks = 0
+        while True:
+            # after a timeout, a rank asks the same question again: the others may still answer it
+            turn = questions.answered + 1
+            if questions.sent is None:
+                questions.failure = None
+                try:
+                    questions.sent, questions.passed = _look(self._engine, path)
+                except NebulaError as failure:  # the other ranks hear of it, and do not wait
+                    questions.sent, questions.passed, questions.failure = [], [], failure
+            own, failure = questions.sent, questions.failure
+            questions.own = own
+            by_key = {_key(version): version for version in own}
+            # Take this rank's own numbers: without shared storage, the numbers of another node mean nothing to this node's agent.
+            sent = Inventory.of(own, str(failure or ""), failure.status if failure else "", wanted)
+            versions, refused = self._ask(path, f"{self.number}.{self._moves}.{questions.mark}{turn}", sent, questions.spent)
+            questions.answered, questions.sent = turn, None
+            looks += 1
+            if refused is None:
+                return _without_poison([by_key[_key(one)] | {"was_removed": one["was_removed"]} for one in versions])
+            if looks == _LOOKS:  # the same kind of error on all ranks, which decides what they do next
+                raise failure if failure is not None and failure.status == refused.status else refused
+            time.sleep(_LOOK_S)
+
+    def _ask(
+        self, path: str | None, turn: str, own: Inventory, spent: list[str]
+    ) -> tuple[list[dict[str, Any]], NebulaError | None]:
         """Returns the agreed versions, newest first, and why the ranks may not begin from nothing; both the same on all ranks."""
         place, shared = self._engine.place(), ranks.store()
         root = path or self._engine.settings().persist_path
         if shared is not None:
-            return _through_store(shared, place, f"nebula/agree/{turn}/{path or ''}", root, own, self._spent.setdefault(path, []))
+            return _through_store(shared, place, f"nebula/agree/{turn}/{path or ''}", root, own, spent)
         if root is None:
             raise NebulaConfigError(
                 f"the {place.world} ranks live on several nodes and have neither a storage path nor a process group through "
@@ -216,6 +245,14 @@ def of_all_ranks(engine: Engine, path: str | None) -> list[dict[str, Any]]:
         return engine.agreement.only(path, inventory(engine, path))
     with progress.waiting(engine, "looking for the checkpoints that all ranks have"):
         return interruptible(engine.agreement.answer, path)
+
+
+def of_all_ranks_now(
+    engine: Engine, path: str | None, wanted: str
+) -> tuple[list[dict[str, Any]], Callable[[dict[str, Any]], list[tuple[str, str]]]]:
+    """As of_all_ranks(), and what each of them was taken in place of. Every rank must call it, also after saves."""
+    with progress.waiting(engine, "looking for the checkpoints that all ranks have"):
+        return interruptible(engine.agreement.answer_now, path, wanted)
 
 
 def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
@@ -269,20 +306,23 @@ class Inventory(NamedTuple):
     held: dict[tuple[Any, ...], dict[str, Any]]  # those of which only memory has all, or a share
     failure: str = ""  # why the rank could not look
     status: str = ""  # that of the failure (errors.py)
+    wanted: str = ""  # what the rank is about to load; "": it has not said
 
     @classmethod
     def sent(
-        cls, stored: dict[tuple[Any, ...], dict[str, Any]], held: Iterable[dict[str, Any]], failure: str = "", status: str = ""
-    ) -> Inventory:
-        return cls(stored, {_key(version): version for version in held}, failure, status)
+        cls, stored: dict[tuple[Any, ...], dict[str, Any]], held: Iterable[dict[str, Any]], failure: str = "", status: str = "",
+        wanted: str = "",
+    ) -> Inventory:  # fmt: skip
+        return cls(stored, {_key(version): version for version in held}, failure, status, wanted)
 
     @classmethod
-    def of(cls, versions: list[dict[str, Any]], failure: str = "", status: str = "") -> Inventory:
+    def of(cls, versions: list[dict[str, Any]], failure: str = "", status: str = "", wanted: str = "") -> Inventory:
         return cls.sent(
             {_key(version): version for version in versions if _is_in_storage(version)},
             (version for version in versions if not _is_in_storage(version)),
             failure,
             status,
+            wanted,
         )
 
     def __contains__(self, key: object) -> bool:
@@ -301,13 +341,19 @@ def _has_all_shares(key: tuple[Any, ...], inventories: list[Inventory]) -> bool:
 
 
 def choose(inventories: list[Inventory]) -> list[dict[str, Any]]:
-    """Returns the versions that are in all inventories, newest first. It depends on them alone, so every rank gets the same."""
+    """Returns the versions that are in all inventories, newest first. It depends on them alone, so every rank gets the same.
+
+    A version was removed if one rank says so.
+    """
     first = inventories[0]
     common = set.intersection(*(set(stored) for stored in {id(one.stored): one.stored for one in inventories}.values()))
     common |= {
         key for key in {*first.stored, *first.held} - common if all(key in one for one in inventories) and _has_all_shares(key, inventories)
     }
-    return in_order([version for known in (first.stored, first.held) for key, version in known.items() if key in common])
+    lists = [*{id(one.stored): one.stored for one in inventories}.values(), *(one.held for one in inventories)]
+    removed = {key for known in lists for key, version in known.items() if version.get("was_removed")}
+    agreed = [(key, version) for known in (first.stored, first.held) for key, version in known.items() if key in common]
+    return in_order([version | {"was_removed": key in removed} for key, version in agreed])
 
 
 def refusal(inventories: list[Inventory], path: str | None) -> str:
@@ -318,6 +364,9 @@ def refusal(inventories: list[Inventory], path: str | None) -> str:
     failing = _failing(inventories)
     if failing is not None:
         return f"rank {failing} cannot say what it can load: {inventories[failing].failure}"
+    other = next((rank for rank, one in enumerate(inventories) if one.wanted != inventories[0].wanted), None)
+    if other is not None:
+        return f"rank 0 is to load {inventories[0].wanted}, and rank {other} {inventories[other].wanted}: give all ranks the same step"
     if choose(inventories):
         return ""
     for rank, one in enumerate(inventories):
@@ -340,11 +389,18 @@ def _failing(inventories: list[Inventory]) -> int | None:
 def _status(inventories: list[Inventory]) -> str:
     """Returns the status of the error with which all ranks refuse."""
     failing = _failing(inventories)
-    return NebulaStorageError.status if failing is None else inventories[failing].status
+    if failing is not None:
+        return inventories[failing].status
+    return NebulaStorageError.status if len({one.wanted for one in inventories}) == 1 else NebulaConfigError.status
 
 
 def _error(refused: str, status: str) -> NebulaError | None:
     return from_status(status, refused, 0, 0) if refused else None
+
+
+def is_absence(failure: NebulaError) -> bool:
+    """Whether a question failed because not all ranks have asked in time. Other failures of a question are the same on all ranks."""
+    return bool(vars(failure).get("ranks_absent"))
 
 
 def _timeout() -> float:
@@ -358,11 +414,13 @@ def _until(condition: Callable[[], Any], missing: Callable[[], list[int]], place
         if time.monotonic() > deadline:
             absent = missing()
             shown = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
-            raise NebulaTimeout(
+            failure = NebulaTimeout(
                 f"rank {place.rank} waited {limit:g} s for all {place.world} ranks to ask for a checkpoint, and ranks {shown} "
                 "did not: call it on every rank, raise NEBULA_AGREE_TIMEOUT, or, if only this rank uses Nebula, give "
                 "init() world=1"
             )
+            vars(failure)["ranks_absent"] = True
+            raise failure
         time.sleep(pause)
         pause = min(pause * 1.5, _PAUSE_S[1])
     return value
@@ -408,14 +466,16 @@ def _through_store(
 
     if prefix not in _counted:
         send(digest, text)
-        mine = {"stored": digest, "held": list(own.held.values()), "failure": own.failure, "status": own.status}
+        mine = {"stored": digest, "held": list(own.held.values()), "failure": own.failure, "status": own.status, "wanted": own.wanted}
         shared.set(inventory_key(place.rank), json.dumps(mine))
         is_last = shared.add(f"{prefix}/count", 1) >= place.world
         _counted.add(prefix)
         if is_last:
             sent = [json.loads(shared.get(inventory_key(rank))) for rank in range(place.world)]
             stored = {one: _unpacked(shared.get(stored_key(one))) for one in {each["stored"] for each in sent}}
-            inventories = [Inventory.sent(stored[each["stored"]], each["held"], each["failure"], each["status"]) for each in sent]
+            inventories = [
+                Inventory.sent(stored[each["stored"]], each["held"], each["failure"], each["status"], each["wanted"]) for each in sent
+            ]
             agreed = Inventory.of(choose(inventories))
             digest_of_all, text_of_all = _packed(agreed.stored.values())
             send(digest_of_all, text_of_all)
@@ -523,23 +583,24 @@ def _through_documents(
         raise NebulaError(f"cannot agree on a checkpoint through {folder}: {failure}") from failure
     if _read_stored(stored_path(digest), digest) is None:
         write(stored_path(digest), {**head, "versions": list(own.stored.values())})
-    said = {"token": token, "stored": digest, "versions": list(own.held.values()), "failure": own.failure, "status": own.status}
-    write(rank_path(place.rank), head | said)
+    said = {"token": token, "stored": digest, "failure": own.failure, "status": own.status, "wanted": own.wanted}
+    write(rank_path(place.rank), head | said | {"versions": list(own.held.values())})
     found, stored, tokens = {place.rank: own}, {digest: own.stored}, {place.rank: token}
     confirmed, confirming = "", set(range(place.world))  # of the tokens that this rank has read; the ranks that have not confirmed them
 
     def read(rank: int) -> None:
         sent = _read_document(rank_path(rank))
-        texts = [sent.get(key) for key in ("stored", "token", "failure", "status")] if sent and _are_versions(sent.get("versions")) else []
+        is_whole = sent is not None and _are_versions(sent.get("versions"))
+        texts = [sent.get(key) for key in ("stored", "token", "failure", "status", "wanted")] if sent and is_whole else []
         if not texts or not all(isinstance(text, str) for text in texts) or texts[1] == tokens.get(rank, ""):
             return  # the rank has not written its own yet
-        of_list, theirs, failure, status = texts
+        of_list, theirs, failure, status, wanted = texts
         if of_list not in stored:
             listed = _read_stored(stored_path(of_list), of_list)
             if listed is None:
                 return
             stored[of_list] = listed
-        found[rank], tokens[rank] = Inventory.sent(stored[of_list], sent["versions"], failure, status), theirs
+        found[rank], tokens[rank] = Inventory.sent(stored[of_list], sent["versions"], failure, status, wanted), theirs
 
     def read_all() -> list[Inventory] | None:
         nonlocal confirmed, confirming

@@ -6,6 +6,7 @@ All ranks of a job learn of a notice at the same step.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -17,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .. import _nebula
-from ..errors import NebulaConfigError, NebulaError, NebulaStorageError, NebulaUnavailable
+from ..errors import NebulaConfigError, NebulaError, NebulaStorageError, NebulaUnavailable, from_status
 from . import config, ranks, workers
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ KEPT_STEPS = 1000  # steps whose answers stay in the key-value store, for ranks 
 
 
 LOOK_S = 1.0  # between two looks at the file of the request, each one stat
+
+_FAILED = "!"  # begins the answer of a rank 0 that cannot say whether a save is due
 
 AGAIN_S = 1.0  # between two attempts to reach an agent that asks the cloud
 
@@ -240,9 +243,15 @@ class Notices:
     def agree(self, step: int, asks_clock: bool, is_due: Callable[[], bool]) -> bool:
         """Returns True if a save is due now by a notice or, if asked, by rank 0's clock. All ranks get the same answer."""
         place = self._engine.place()
-        mine = (self._has_come and not self._is_answered) or (asks_clock and place.rank == 0 and is_due())
+        mine, failure = self._has_come and not self._is_answered, None
+        try:
+            mine = mine or (asks_clock and place.rank == 0 and is_due())
+        except NebulaError as error:  # no agent answers; the other ranks wait for this one
+            failure = error
         mine = mine or (place.rank == 0 and self._is_wished())
         if place.world == 1:
+            if failure is not None:
+                raise failure
             return mine
         shared = ranks.store()
         if shared is None:
@@ -252,7 +261,7 @@ class Notices:
                     "torch.distributed.init_process_group() first, or save by steps"
                 )
             return False  # one rank alone makes no complete version
-        return self._through(shared, place, step, mine)
+        return self._through(shared, place, step, mine, failure)
 
     def _is_wished(self) -> bool:
         """True if a user has asked for a save since the last look."""
@@ -271,7 +280,7 @@ class Notices:
         self._wishes = is_new
         return is_new
 
-    def _through(self, shared: Any, place: ranks.Place, step: int, mine: bool) -> bool:
+    def _through(self, shared: Any, place: ranks.Place, step: int, mine: bool, failure: NebulaError | None) -> bool:
         prefix = f"nebula/due/{self._engine.agreement.number}"
         asked = f"{prefix}/{self._returns}"
         if place.rank != 0:
@@ -279,16 +288,22 @@ class Notices:
                 shared.set(f"{prefix}/notice", "1")
             try:
                 answer = shared.get(f"{asked}/{step}").decode()
-            except Exception as failure:
+            except Exception as error:
                 raise NebulaUnavailable(
-                    f"rank {place.rank} asks should_save({step}), and rank 0 has not answered: each rank asks at each step ({failure})"
-                ) from failure
+                    f"rank {place.rank} asks should_save({step}), and rank 0 has not answered: each rank asks at each step ({error})"
+                ) from error
+            if answer.startswith(_FAILED):
+                raise from_status(*json.loads(answer.removeprefix(_FAILED)), 0, 0)
         else:
             noticed = shared.check([f"{prefix}/notice"]) and not self._is_answered
             answer = "notice" if noticed or (self._has_come and not self._is_answered) else "1" if mine else "0"
+            if failure is not None and answer == "0":
+                answer = _FAILED + json.dumps([failure.status, f"rank 0: {failure}"])
             shared.set(f"{asked}/{step}", answer)
             if step >= KEPT_STEPS:
                 shared.delete_key(f"{asked}/{step - KEPT_STEPS}")
+            if failure is not None and answer.startswith(_FAILED):
+                raise failure
         self.is_here |= answer == "notice"
         return answer != "0"
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _nebula
 from ..checkpoint import Checkpoint, refuse_within_block
 from ..elastic import worker
-from ..errors import NebulaConfigError, NebulaNotFound, NebulaUnavailable
+from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaNotFound, NebulaUnavailable
 from ..integrations import guards
 from . import agree, config, engine, late, progress, pulse
 from .traced import traced
@@ -203,7 +203,7 @@ class Session:
         owner = self._engine
         try:
             return Checkpoint._found(owner, interruptible(owner.session(patient=True).find, version["tag"], path, version["sequence"]), path)
-        except NebulaNotFound as failure:
+        except (NebulaNotFound, NebulaCorrupt) as failure:
             raise NebulaUnavailable(
                 f"all ranks agreed on checkpoint {version['tag']!r}, and by now this one cannot load it: {failure}; start the "
                 "job again, or ask for an older tag with get_checkpoint()"
@@ -217,6 +217,32 @@ class Session:
         if found is None:
             guards.check_bare(tag, config.clean_path(persist_path) or self._engine.settings().persist_path)
         return found
+
+    def _for_all_ranks(self, tag: str | None = None, persist_path: str | None = None) -> Checkpoint | None:
+        """As get_checkpoint(), for a call that every rank makes: also after a save all ranks get the same version, or all fail.
+
+        It finds no version of a tag that was removed from storage, though memory may still have it.
+        """
+        path, owner = config.clean_path(persist_path), self._engine
+        if not owner.agreement.is_of_several_nodes():
+            return self.get_checkpoint(tag, path)
+        if owner.agreement.is_saving:
+            with contextlib.suppress(NebulaError):  # the search waits for the ranks of other nodes; what it finds may be another version there
+                opened = owner.session(patient=True)
+                interruptible(opened.latest, path) if tag is None else interruptible(opened.find, tag, path)
+        common, passed_over = agree.of_all_ranks_now(owner, path, "the newest" if tag is None else tag)
+        for one in common:
+            if tag is None:
+                return self._newest(self._exactly(one, path), passed_over(one))
+            if one["tag"] == tag and not one["was_removed"]:
+                return self._exactly(one, path)
+        root = path or owner.settings().persist_path
+        if tag is None:
+            guards.check_path(root)
+        else:
+            guards.check_missing(tag, path)
+            guards.check_bare(tag, root)
+        return None
 
     def _tagged(self, tag: str, persist_path: str | None) -> Checkpoint | None:
         """As get_checkpoint(), for a tag whose folder may be of another program."""

@@ -16,6 +16,7 @@ from .. import api
 from .._session import config, engine
 from ..errors import NebulaError
 from ..integrations import places as beside
+from ..integrations import together
 from . import NebulaStorageReader, NebulaStorageWriter, async_save
 from .places import join
 
@@ -102,13 +103,14 @@ class NebulaDirectory:
 def find_directory(target: str, broadcast: Callable[[Any], Any]) -> NebulaDirectory | None:
     """Returns the checkpoint that this run or an earlier one has saved as directory `target`. None: Nebula knows of no such checkpoint.
 
-    Call it on every rank: only the node of rank 0 knows the checkpoint, and `broadcast` sends its place to the other ranks.
+    Call it on every rank: only the node of rank 0 knows the checkpoint, and `broadcast` sends its place, or a failure, to the other ranks.
     """
-    place = None
-    if not dist.is_initialized() or dist.get_rank() == 0:
+
+    def look() -> tuple[str, str] | None:
         found = api.find_published(target) or api.find_published(os.path.realpath(target))
-        place = (_persist_path(found[0]), found[0].tag) if found is not None and found[1] == "" else None
-    place = broadcast(place)
+        return (_persist_path(found[0]), found[0].tag) if found is not None and found[1] == "" else None
+
+    place = together.from_rank_0(look, not dist.is_initialized() or dist.get_rank() == 0, broadcast)
     return None if place is None else NebulaDirectory(*place)
 
 

@@ -239,7 +239,7 @@ def _wrap_load(original: Any) -> Any:
                 path, state = load_checkpoint(self, directory, tag, *args, **kwargs)
             return path and path.replace(directory, config.shown(str(load_dir)).rstrip("/")), state
         engine.forget()
-        wanted = tag if tag is not None else _of_rank_0(_read_latest(load_dir))
+        wanted = tag if tag is not None else _latest_of_rank_0(load_dir)
         found = engine.resolve_together(wanted) if wanted is not None else None
         if found is None and tag is None:
             found = engine.resolve_together(None)
@@ -247,10 +247,10 @@ def _wrap_load(original: Any) -> Any:
                 log.warning("checkpoint %s was never completed by all ranks: loading %s instead", wanted, found.tag)
         if found is not None:
             wanted = found.tag
-            if universal.partitions(found) not in (0, universal.data_parallel(self)):
+            if together.on_all(lambda: universal.partitions(found)) not in (0, universal.data_parallel(self)):
                 return universal.load(self, original, found, *args, **kwargs)
             engine._resolved[wanted] = found
-            _stand_in(load_dir, found, engine.load_path or api.persist_path())
+            together.on_all(lambda: _stand_in(load_dir, found, engine.load_path or api.persist_path()))
         try:
             return original(self, load_dir, wanted, *args, **kwargs)
         finally:
@@ -277,12 +277,9 @@ def _read_latest(load_dir: str) -> str | None:
         return None
 
 
-def _of_rank_0(value: str | None) -> str | None:
-    """Returns rank 0's value on all ranks: DeepSpeed writes `latest` on that rank alone, perhaps into a directory of its node."""
-    box = [value]
-    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        torch.distributed.broadcast_object_list(box, src=0)
-    return box[0]
+def _latest_of_rank_0(load_dir: str) -> str | None:
+    """Returns on all ranks what rank 0 reads: DeepSpeed writes `latest` on that rank alone, perhaps into a directory of its node."""
+    return together.from_rank_0(lambda: _read_latest(load_dir))
 
 
 def _stand_in(load_dir: str, checkpoint: Any, persist_path: str | None) -> None:

@@ -39,9 +39,14 @@ def _folder_of(checkpoint: Any) -> Iterator[tuple[str, str]]:
     The first rank of each node converts, into the directory for temporary files, which needs the space of two checkpoints.
     """
     here = ranks.current()
-    base = tempfile.mkdtemp(prefix="nebula-universal-") if here.local_rank == 0 else ""
+    base = failure = ""
     try:
-        failure = _convert(checkpoint, base) if base else ""
+        if here.local_rank == 0:
+            try:
+                base = tempfile.mkdtemp(prefix="nebula-universal-")
+                _convert(checkpoint, base)
+            except Exception as error:  # the other ranks wait for it
+                failure = f"{type(error).__name__}: {error}"[:2000]
         answers = _gathered((here.rank - here.local_rank, base, failure))
         failures = [text for _, _, text in answers if text]
         if failures:
@@ -61,32 +66,27 @@ def _gathered(value: Any) -> list[Any]:
     return result
 
 
-def _convert(checkpoint: Any, base: str) -> str:
-    """Converts the checkpoint. Returns "", or the reason why it failed."""
-    source = os.path.join(base, checkpoint.tag.replace("/", "_"))
-    try:
-        from deepspeed.checkpoint import ds_to_universal
+def _convert(checkpoint: Any, base: str) -> None:
+    from deepspeed.checkpoint import ds_to_universal
 
-        os.mkdir(source)
-        for name in checkpoint._all_files():
-            if name.endswith(".pt"):
-                with checkpoint.view(name) as data, open(os.path.join(source, os.path.basename(name)), "wb") as file:
-                    file.write(data)
-        options = argparse.Namespace(
-            input_folder=source,
-            output_folder=os.path.join(base, _TAG),
-            num_extract_workers=1,
-            num_merge_workers=1,
-            keep_temp_folder=False,
-            strict=True,
-            inject_missing_state=True,
-        )
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # hides progress bars
-            ds_to_universal.main(options)
-        shutil.rmtree(source)
-        return ""
-    except Exception as failure:
-        return f"{type(failure).__name__}: {failure}"[:2000]
+    source = os.path.join(base, checkpoint.tag.replace("/", "_"))
+    os.mkdir(source)
+    for name in checkpoint._all_files():
+        if name.endswith(".pt"):
+            with checkpoint.view(name) as data, open(os.path.join(source, os.path.basename(name)), "wb") as file:
+                file.write(data)
+    options = argparse.Namespace(
+        input_folder=source,
+        output_folder=os.path.join(base, _TAG),
+        num_extract_workers=1,
+        num_merge_workers=1,
+        keep_temp_folder=False,
+        strict=True,
+        inject_missing_state=True,
+    )
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # hides progress bars
+        ds_to_universal.main(options)
+    shutil.rmtree(source)
 
 
 def load(engine: Any, original: Callable[..., Any], checkpoint: Any, *args: Any, **kwargs: Any) -> Any:

@@ -41,15 +41,7 @@ def _tags(session: api.Session, directory: str, prefix: str) -> dict[str, str]:
 
     A person may have removed a checkpoint's directory and started anew. A save there must take over no file of the earlier writing.
     """
-    from torch import distributed
-
-    is_shared = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-    found: list[Any] = [None]
-    if not is_shared or distributed.get_rank() == 0:
-        found[0] = _chosen(session, directory, prefix)
-    if is_shared:
-        distributed.broadcast_object_list(found, src=0)
-    return dict(found[0])
+    return together.from_rank_0(lambda: _chosen(session, directory, prefix))
 
 
 def _chosen(session: api.Session, directory: str, prefix: str) -> dict[str, str]:

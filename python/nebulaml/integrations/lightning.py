@@ -33,6 +33,7 @@ log = logging.getLogger("nebulaml")
 
 PARTITION = "checkpoint"
 OPTIONS = ("is_best", "persist_path")
+LISTED = ("last", "hpc")  # values of ckpt_path for which Lightning lists a directory
 ATTACH = "for a transformers.Trainer no callback is needed: nebulaml.attach(trainer)"
 
 
@@ -332,9 +333,12 @@ def _is_taken(callback: Any, filepath: Any, trainer: Any) -> bool:
     """Returns True if a file has that name, or will have it when it is durable. Every rank gets the same answer."""
     target, io = _key(filepath), _io_of(trainer.strategy)
     io.home(target) if io is not None else _home(os.path.dirname(target))  # sets the storage path
-    here = trainer.is_global_zero and (io is None or target not in io.removed)
-    here = here and (callback._fs.exists(filepath) or api.find_published(target) is not None)
-    return trainer.strategy.reduce_boolean_decision(here, all=False)
+
+    def look() -> bool:
+        here = io is None or target not in io.removed
+        return here and bool(callback._fs.exists(filepath) or api.find_published(target) is not None)
+
+    return together.from_rank_0(look, trainer.is_global_zero, trainer.strategy.broadcast)
 
 
 def _show_to_callbacks() -> None:
@@ -357,10 +361,39 @@ def _show_to_callbacks() -> None:
 def _load_together() -> None:
     """Makes the loads of a Trainer and of Fabric, which run on all ranks, load the same file on all nodes."""
     for module in _modules("trainer.connectors.checkpoint_connector"):
+        _remember_asked(module._CheckpointConnector)
         _replace_load(module._CheckpointConnector, "resume_start", lambda connector: connector.trainer.strategy)
     for module in _modules("fabric", fabric=True):
         for name in ("load", "load_raw"):
             _replace_load(module.Fabric, name, lambda fabric: fabric._strategy)
+
+
+def _remember_asked(kind: Any) -> None:
+    """Makes a connector remember what a path was chosen by. Lightning lists directories for "last" before there is a process group."""
+    original = kind._parse_ckpt_path
+    if hasattr(original, "__nebula__"):
+        return
+
+    @functools.wraps(original)
+    def parse(self: Any, state_fn: Any, ckpt_path: Any, *args: Any, **kwargs: Any) -> Any:
+        self._nebula_asked = functools.partial(original, self, state_fn, ckpt_path, *args, **kwargs) if ckpt_path in LISTED else None
+        return original(self, state_fn, ckpt_path, *args, **kwargs)
+
+    parse.__nebula__ = True  # type: ignore[attr-defined]
+    kind._parse_ckpt_path = parse
+
+
+def _list_again(connector: Any, given: Any) -> Any:
+    """Returns the path for "last" when the saves of all nodes have appeared. The listing before knew only this node's, perhaps none."""
+    asked = connector.__dict__.pop("_nebula_asked", None)
+    if asked is None:
+        return given
+    for directory in (getattr(one, "dirpath", None) for one in connector.trainer.checkpoint_callbacks):
+        if directory and not _is_remote(directory):
+            _home(_key(directory))  # sets the storage path
+    if api.persist_path() is not None:
+        together.flush()
+    return together.on_all(asked)
 
 
 def _replace_load(kind: type, name: str, strategy_of: Any) -> None:
@@ -377,7 +410,7 @@ def _replace_load(kind: type, name: str, strategy_of: Any) -> None:
             ranks.take_nodes(getattr(strategy, "num_nodes", 1))
         if io is None or not together.several():
             return original(self, *args, **kwargs)
-        given = args[0] if args else kwargs.pop(key, None)
+        given = _list_again(self, args[0] if args else kwargs.pop(key, None))
         path = together.of_rank_0(given)
         if not path or _is_remote(path):
             return original(self, path, *args[1:], **kwargs)
@@ -445,6 +478,7 @@ def _make_callback() -> type:
         ) -> None:
             super().__init__(*args, **kwargs)
             self._config_params, self._overlap, self._export = config_params, overlap, export
+            _load_together()  # Lightning chooses a path before setup() makes the plugin
             if config_params is not None:
                 api.init(**config_params)
 
@@ -598,7 +632,7 @@ def _make_strategy() -> type:
                 given = {} if weights_only is None else {"weights_only": weights_only}  # Lightning before 2.6 does not know the argument
                 return super().load_checkpoint(checkpoint_path, **given)
             # One rank looks, because other nodes may not have that directory or `latest`.
-            tag, problem = self.broadcast(_look_into(checkpoint_path) if self.is_global_zero else None)
+            tag, problem = together.from_rank_0(lambda: _look_into(checkpoint_path), self.is_global_zero, self.broadcast)
             if problem:
                 raise NebulaNotFound(problem)
             path, client_state = self.deepspeed_engine.load_checkpoint(

@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from .. import api
+from . import together
 from .lightning import NebulaCheckpointIO, _home, _is_remote, _key, _modules, _show_parameters, checkpoint_tag
 
 __all__ = ["NebulaFSDPStrategy", "NebulaFabricFSDPStrategy", "NebulaFabricModelParallelStrategy", "NebulaModelParallelStrategy"]
@@ -38,7 +39,7 @@ class _Sharded:
         path = self.broadcast(os.fspath(path))  # type: ignore[attr-defined]
         if _is_remote(path):
             return None
-        _home(os.path.dirname(_key(path)))
+        together.on_all(lambda: _home(os.path.dirname(_key(path))))
         found = find_directory(_key(path), self.broadcast)  # type: ignore[attr-defined]
         if found is None and not os.path.exists(path):
             api.flush_persistence()  # the file of a full checkpoint appears when the checkpoint is durable

@@ -2,7 +2,7 @@
 
 Only the node of the rank that saved it knows of a file that has not appeared yet. So each rank first waits until what its own node has saved
 there has appeared. Then all ranks compare the file with that of rank 0. All functions but several() and key_of() are collective on
-several nodes.
+several nodes, from_rank_0() wherever there are several ranks.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, BinaryIO, TypeVar
 
 from .. import api
 from .._session import agree, ranks
-from ..errors import NebulaError, NebulaStorageError, NebulaTimeout
+from ..errors import NebulaError, NebulaStorageError, NebulaTimeout, from_status
 
-__all__ = ["await_all", "find", "flush", "key_of", "load_file", "of_rank_0", "several"]
+__all__ = ["await_all", "find", "flush", "from_rank_0", "key_of", "load_file", "of_rank_0", "on_all", "several"]
 
 log = logging.getLogger("nebulaml")
 
@@ -39,6 +39,8 @@ def several() -> bool:
 def _of_all(value: T) -> list[T]:
     from torch import distributed
 
+    if not distributed.is_available() or not distributed.is_initialized():
+        return [value]
     found: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(found, value)
     return found
@@ -47,6 +49,38 @@ def _of_all(value: T) -> list[T]:
 def of_rank_0(value: T) -> T:
     """Returns the value that rank 0 gives."""
     return _of_all(value)[0]
+
+
+def from_rank_0(look: Callable[[], T], is_rank_0: bool | None = None, broadcast: Callable[[Any], Any] | None = None) -> T:
+    """Returns what look() returns on rank 0, which alone calls it. If it fails there, it raises on all ranks: no rank waits for an answer.
+
+    is_rank_0, broadcast: those of a framework. None: those of torch's default process group, if there is one.
+    """
+    from torch import distributed
+
+    if broadcast is None:
+        has_group = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+        is_rank_0, broadcast = not has_group or distributed.get_rank() == 0, _broadcast if has_group else lambda value: value
+    answer: Any = None
+    failure: Exception | None = None
+    if is_rank_0:
+        try:
+            answer = look()
+        except Exception as error:
+            failure = error
+    problem = None if failure is None else (getattr(failure, "status", NebulaError.status), f"rank 0: {type(failure).__name__}: {failure}")
+    answer, problem = broadcast((answer, problem))
+    if problem is not None:
+        raise failure or from_status(*problem, 0, 0)
+    return answer  # type: ignore[no-any-return]
+
+
+def _broadcast(value: Any) -> Any:
+    from torch import distributed
+
+    box = [value]
+    distributed.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 def await_all(wait: Callable[[float], Any]) -> None:
@@ -83,16 +117,16 @@ def find(session: api.Session, tag: str | None = None, path: str | None = None) 
     if not several():
         return session.get_checkpoint(tag, path)
     owner = session._engine
-    found = _on_all(lambda: session.get_checkpoint(tag, path))
-    keys = _of_all(None if found is None else key_of(found))
+    found, own_key = on_all(lambda: _with_key(session.get_checkpoint(tag, path)))
+    keys = _of_all(own_key)
     if all(key == keys[0] for key in keys):
         return found
-    own = _on_all(lambda: agree.of_all_ranks(owner, path))
+    own = on_all(lambda: agree.of_all_ranks(owner, path))
     common = agree.choose([agree.Inventory.of(one) for one in _of_all(own)])
     key = next((agree._key(one) for one in common if tag in (None, one["tag"])), None)
     chosen = next((one for one in own if agree._key(one) == key), None)
-    result = _on_all(lambda: None if chosen is None else session._exactly(chosen, path))
-    if found is not None and (result is None or key_of(found) != key):
+    result = on_all(lambda: None if chosen is None else session._exactly(chosen, path))
+    if found is not None and (result is None or own_key != key):
         log.warning("nebula: this rank would have loaded %s, and not every rank can load it", found.tag)
     return result if result is None or tag is not None else session._newest(result, owner.agreement.passed_over(path, chosen))
 
@@ -102,13 +136,17 @@ def key_of(found: api.Checkpoint) -> tuple[Any, ...]:
     return agree._key({**found._report(), "tag": found.tag, "shared": found._persist_path is not None})
 
 
-def _on_all(look: Callable[[], T]) -> T:
+def _with_key(found: api.Checkpoint | None) -> tuple[api.Checkpoint | None, tuple[Any, ...] | None]:
+    return found, None if found is None else key_of(found)
+
+
+def on_all(look: Callable[[], T]) -> T:
     """Returns what look() returns here. If it fails on some rank, it raises on all."""
     result: Any = None
-    failure: NebulaError | None = None
+    failure: Exception | None = None
     try:
         result = look()
-    except NebulaError as error:
+    except Exception as error:
         failure = error
     try:
         _raise_any("" if failure is None else f"{type(failure).__name__}: {failure}")

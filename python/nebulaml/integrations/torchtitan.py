@@ -25,6 +25,7 @@ from ..dcp import NebulaStorageReader, NebulaStorageWriter, async_save
 from ..dcp.places import session_for
 from ..errors import NebulaConfigError, NebulaError
 from ..tensors import device
+from . import together
 
 __all__ = ["NebulaCheckpointManager"]
 
@@ -86,13 +87,21 @@ class NebulaCheckpointManager(CheckpointManager):  # type: ignore[misc]
 
     @torch.no_grad()
     def _load(self, step: int = -1) -> bool:
-        """Loads a step, or the newest complete one, from memory or storage. Its directory may not exist yet. Returns False if there is none."""
-        found = self._nebula.get_latest_checkpoint() if step == -1 else self._nebula.get_checkpoint(f"step-{step}")
-        if found is None or (step == -1 and self._find_load_step() > (found.step or 0)):  # a run without Nebula has continued in this folder
+        """Loads a step, or the newest complete one, from memory or storage. Its directory may not exist yet. Returns False if there is none.
+
+        All ranks load the same: also after saves, and if their nodes list the folder differently.
+        """
+        found = together.find(self._nebula, None if step == -1 else f"step-{step}")
+        self._listed = together.from_rank_0(super()._find_load_step) if step == -1 else step
+        if found is None or (step == -1 and self._listed > (found.step or 0)):  # a run without Nebula has continued in this folder
             return bool(super()._load(step))
         log.info("nebula: loading %s", found.tag)
         self.dcp_load(self._states_to_load(model_only=found.step == 0), self._create_checkpoint_id(found.step or 0), False, False)
         return True
+
+    def _find_load_step(self, folder: str = "") -> int:
+        """Returns the newest step that rank 0 has listed in the folder: other nodes may list other steps."""
+        return int(super()._find_load_step(folder)) if folder else self._listed
 
     def _maybe_wait_for_staging(self) -> None:
         """torchtitan calls this before the optimizer's step. The device waits for its copies; the host does not."""

@@ -195,6 +195,7 @@ def _nebula_command(*arguments: str) -> dict[str, Any]:
 # -- in the trainer
 
 Look = Callable[[Engine, "str | None"], "list[dict[str, Any]]"]  # agree.of_all_ranks, or agree.inventory
+Find = Callable[["str | None", "str | None"], "Checkpoint | None"]  # of a tag and a path: Session.get_checkpoint, or _for_all_ranks
 
 
 class Second:
@@ -210,16 +211,19 @@ class Second:
             raise NebulaConfigError(f"far={config.shown(self.place)} is the manager's own path: give another one")
         self._session, self._path, self._shown = session, path, config.shown(self.place)
         self._away_until = 0.0
+        self._is_away = False  # before the first save the ranks of several nodes have agreed to do without the far storage
 
     def newest(self) -> Checkpoint | None:
-        """Finds the newest checkpoint of both storages. It fails if no storage has one, and either cannot be read."""
-        near, damage = self._near(self._session.get_latest_checkpoint)
+        """Finds the newest checkpoint of both storages, the same on all ranks. It fails if no storage has one, and either cannot be read."""
+        near, damage = self._near(self._session._for_all_ranks)
+        if near is not None and self._is_away and self._session._engine.agreement.needed():
+            return near
         try:
-            found = self._session.get_latest_checkpoint(self.place)
+            found = self._session._for_all_ranks(None, self.place)
         except NebulaError as failure:
-            if near is None:
+            if near is None or agree.is_absence(failure):
                 raise damage or failure from failure
-            self._log_away(failure)
+            self._log_away(failure, self._session._engine.agreement.needed())
             return near
         if found is None and damage is not None:
             raise damage
@@ -228,12 +232,12 @@ class Second:
         self._log_taken(found, damage or (f"the newest in {config.shown(self._path)} is the older {near.tag}" if near is not None else None))
         return found
 
-    def tagged(self, tag: str, was_removed: Callable[[Checkpoint], bool]) -> Checkpoint | None:
+    def tagged(self, tag: str, find: Find, was_removed: Callable[[Checkpoint], bool]) -> Checkpoint | None:
         """Finds the checkpoint of a tag, in the near storage if that has it."""
-        near, damage = self._near(lambda: self._session.get_checkpoint(tag))
+        near, damage = self._near(lambda: find(tag, None))
         if near is not None and not was_removed(near):
             return near
-        found = self._session.get_checkpoint(tag, self.place)
+        found = find(tag, self.place)
         if found is not None:
             self._log_taken(found, damage)
         elif damage is not None:
@@ -251,10 +255,11 @@ class Second:
         if self._session._engine.place().local_rank == 0:
             log.warning("nebula: %s is taken from %s: %s", found.tag, self._shown, why or f"{config.shown(self._path)} does not have it")
 
-    def _log_away(self, failure: NebulaError) -> None:
+    def _log_away(self, failure: NebulaError, is_agreed: bool) -> None:
         if time.monotonic() >= self._away_until:
             log.warning("nebula: the far storage %s cannot be read, and %s counts alone: %s", self._shown, config.shown(self._path), failure)
         self._away_until = time.monotonic() + AWAY_S
+        self._is_away |= is_agreed
 
     def versions(self, look: Look) -> list[dict[str, Any]]:
         """Returns the versions of both storages that a look finds, the newest first, each once."""
@@ -264,14 +269,16 @@ class Second:
             near = look(owner, None)
         except NebulaCorrupt as failure:
             damage = failure
-        if near and time.monotonic() < self._away_until:
+        # Each rank has a clock of its own, so ranks that look together do not go by it.
+        is_together = look is agree.of_all_ranks and owner.agreement.needed()
+        if near and (self._is_away if is_together else time.monotonic() < self._away_until):
             return near
         try:
             found = look(owner, self.place)
         except NebulaError as failure:
-            if not near:
+            if not near or agree.is_absence(failure):
                 raise damage or failure from failure
-            self._log_away(failure)
+            self._log_away(failure, is_together)
             return near
         if damage is not None and not found:
             raise damage

@@ -139,6 +139,7 @@ class Manager:
         self._own: dict[int, Checkpoint] = {}
         self._saved: collections.deque[int] = collections.deque(maxlen=4)  # the newest steps saved on this line of history
         self._decided: tuple[int, bool] | None = None  # the step and the last answer of should_save()
+        self._reached: int | None = None  # the last step that should_save() or save() got, the same on all ranks
         self._unasked: int | None = None  # the step of a save at which rank 0 has answered, and this rank has not looked yet
         self._known: dict[tuple[str, int], about.About] = {}  # by tag and sequence
         self._errors: list[NebulaError] = []
@@ -228,7 +229,7 @@ class Manager:
 
     def should_save(self, step: int) -> bool:
         """Returns True if this step is due, or a notice has come. All ranks get the same answer; each must ask at each step."""
-        step = _whole_step(step)
+        self._reached = step = _whole_step(step)
         pulse.progress(step)
         self._notices.listen()
         if self._decided is None or self._decided[0] != step:
@@ -267,7 +268,7 @@ class Manager:
         are fixed and training can go on. The version is complete when all ranks have called save(). Returns None if the step was
         not due, or if the save failed and on_error is "warn".
         """
-        step = _whole_step(step)
+        self._reached = step = _whole_step(step)
         if force:
             self._listen(step)
         # before anything that may raise: the answer of rank 0 is awaited by others
@@ -275,6 +276,7 @@ class Manager:
             self._raise_late()
             return None
         self._failures.begin(step)
+        self._engine.agreement.begun_saving()  # on all ranks, also on one whose save fails
         begun = time.monotonic()
         try:
             self._raise_late()
@@ -356,7 +358,7 @@ class Manager:
         if not isinstance(targets, Mapping):
             raise NebulaConfigError(f"targets are a dict, as {{'model': model, 'optimizer': optimizer}}, not {type(targets).__name__}")
         patterns = kinds.check_keys(keys, list(targets))
-        checkpoint = self._newest() if step is None else self.checkpoint(step)
+        checkpoint = self._newest() if step is None else self._of_step(step, for_all_ranks=True)
         if checkpoint is None:
             return None
         said, files = checkpoint._said(), checkpoint._all_files()
@@ -390,13 +392,15 @@ class Manager:
         """The program trains the steps after this one again, and its versions of them are new ones."""
         if step is not None:
             self._saved = collections.deque((saved for saved in list(self._saved) if saved <= step), self._saved.maxlen)
-            if self._decided is not None and self._decided[0] >= step:
+            if self._reached is not None and self._reached >= step:
                 self._notices.goes_back()
-            self._decided = None
+            self._decided = self._reached = None
 
     def _newest(self) -> Checkpoint | None:
-        if self._second is None or self._own:  # what was saved here is newer than all of the far storage
-            return self._session.get_latest_checkpoint()
+        """Finds the newest version. All ranks call it, and get the same."""
+        # What was saved here is newer than all of the far storage. On another node the save may have failed.
+        if self._second is None or (self._own and not self._engine.agreement.is_of_several_nodes()):
+            return self._session._for_all_ranks()
         return self._second.newest()
 
     def _find(self, checkpoint: Checkpoint, name: str, said: about.About, files: Mapping[str, int], strict: bool) -> str | None:
@@ -490,12 +494,18 @@ class Manager:
 
     def checkpoint(self, step: int) -> Checkpoint:
         """Returns the version of a step. Raises NebulaNotFound, with the steps that exist, if there is none."""
+        return self._of_step(step, for_all_ranks=False)
+
+    def _of_step(self, step: int, for_all_ranks: bool) -> Checkpoint:
         step = _whole_step(step)
+        find = self._session._for_all_ranks if for_all_ranks else self._session.get_checkpoint
+        is_agreed = for_all_ranks and self._engine.agreement.is_of_several_nodes()
+        was_removed = (lambda _: False) if is_agreed else self._was_removed  # the ranks have agreed on that, too
         if self._second is None:
-            found = self._session.get_checkpoint(_tag(step))
-            found = None if found is None or self._was_removed(found) else found
+            found = find(_tag(step), None)
+            found = None if found is None or was_removed(found) else found
         else:
-            found = self._second.tagged(_tag(step), self._was_removed)
+            found = self._second.tagged(_tag(step), find, was_removed)
         if found is None:
             raise self._missing(step, self.all_steps())
         return found
