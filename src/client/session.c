@@ -292,6 +292,20 @@ void nebula_session_close(nebula_session *session)
                 capture_copy_rest();
 }
 
+/* An unsent copy keeps its image: if the next agent does not know it, the file is saved again from there. */
+static void forget_images(struct nebula_session *session)
+{
+        const struct client_copy *unsent = atomic_load(&session->unsent);
+        uint64_t image_id = unsent ? unsent->image_id : 0;
+
+        if (unsent && session->pool) {
+                capture_pool_keep(session->pool, &image_id, 1);
+                return;
+        }
+        capture_pool_free(session->pool);
+        session->pool = NULL;
+}
+
 void nebula_session_leave(nebula_session *session)
 {
         if (!session || copies_are_on_this_thread(session))
@@ -308,8 +322,7 @@ void nebula_session_leave(nebula_session *session)
         lock_take(&session->settings_lock);
         client_wire_close(&session->idle_wire);
         lock_give(&session->settings_lock);
-        capture_pool_free(session->pool);
-        session->pool = NULL;
+        forget_images(session);
         lock_give(&session->request_lock);
 }
 

@@ -531,6 +531,19 @@ static void filling_release(void *argument, const struct nebula_error *failure)
         struct filling *at = argument;
 
         at->released_count++;
+static void a_file_that_no_agent_could_be_told_of_outlives_the_leave_of_its_session(void)
+{
+        start();
+        fake.forgets = true;
+        CHECK(save_one_of_all("t", NEBULA_FILES_ALL_RANKS));
+        fake_dies_at(IPC_CAPTURED, 2);
+        nebula_session_leave(session);
+        CHECK(!fake_deaths_left(IPC_CAPTURED));
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)) && ok(nebula_session_settle(session, -1, &error)));
+        CHECK(fake.commit_count == 1 && fake.captured_at_commit == 1 && holds("t", "n", "abc", 3));
+        end();
+}
+
         at->was_lost = failure && strstr(failure->message, "the device is gone");
 }
 
@@ -1734,3 +1747,4 @@ int main(int argc, char **argv)
         os_remove_tree(directory);
         return result;
 }
+        TEST(a_file_that_no_agent_could_be_told_of_outlives_the_leave_of_its_session),
