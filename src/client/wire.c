@@ -10,6 +10,7 @@
 
 /* For finding, starting and greeting an agent together. A start takes some milliseconds on a healthy machine. */
 #define OPEN_LIMIT_MS 10000
+#define GREET_LEAST_MS 2000 /* for the answer of an agent that was reached at the end of this time */
 #define START_PAUSE_MS 300 /* between two attempts to start an agent: another one may just be ending */
 #define START_COUNT_MAX 3
 #define INTERRUPT_PAUSE_MS 200 /* Ctrl-C during a wait for memory is noticed within that time */
@@ -257,7 +258,9 @@ enum nebula_status client_wire_open(struct client_wire *wire, const struct clien
         bool is_final;
 
         for (;;) {
-                status = attempt(wire, settings, (end_ns - os->now_ns()) / 1000000, &outcome, error);
+                int64_t left_ms = (end_ns - os->now_ns()) / 1000000; /* may be negative, which would be no limit */
+
+                status = attempt(wire, settings, left_ms > GREET_LEAST_MS ? left_ms : GREET_LEAST_MS, &outcome, error);
                 if (outcome == OUTCOME_FINAL || (outcome == OUTCOME_ABSENT && settings->is_idle))
                         return status;
                 if (outcome == OUTCOME_ABSENT && os->now_ns() >= start_at_ns) {

@@ -1,5 +1,6 @@
 #include "nebula.h"
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -319,6 +320,63 @@ static void an_agent_that_is_silent_is_named_once_in_its_log(void)
 }
 
 static void a_kept_connection_whose_agent_is_gone_is_no_try(void)
+static atomic_llong clock_ahead_ns;
+static atomic_int busy_connects, greeting_polls;
+
+static int64_t now_ahead(void)
+{
+        return real_os->now_ns() + atomic_load(&clock_ahead_ns);
+}
+
+/* The first attempt takes almost all of the time that there is. */
+static int connect_busy(const char *path)
+{
+        if (atomic_fetch_sub(&busy_connects, 1) <= 0)
+                return real_os->connect(path);
+        atomic_fetch_add(&clock_ahead_ns, 9900000000);
+        return -EAGAIN;
+}
+
+static void sleep_for_long(int64_t time_ms)
+{
+        atomic_fetch_add(&clock_ahead_ns, 200000000);
+        real_os->sleep_ms(time_ms);
+}
+
+static int poll_counted(int fd, int64_t timeout_ms)
+{
+        atomic_fetch_add(&greeting_polls, 1);
+        return real_os->poll(fd, timeout_ms);
+}
+
+/* A wait without a limit would not poll. */
+static void an_agent_that_is_reached_late_has_limited_time_for_its_answer(void)
+{
+        struct os_table busy = *os;
+        int status = -1;
+        pid_t child;
+
+        start();
+        child = fork();
+        if (child == 0) {
+                nebula_session *late = NULL;
+
+                alarm(20);
+                real_os = os;
+                busy.now_ns = now_ahead;
+                busy.connect = connect_busy;
+                busy.sleep_ms = sleep_for_long;
+                busy.poll = poll_counted;
+                os = &busy;
+                atomic_store(&busy_connects, 1);
+                if (nebula_session_open(&options, &late, &error) != NEBULA_OK)
+                        _exit(2);
+                _exit(atomic_load(&greeting_polls) > 0 && atomic_load(&busy_connects) < 0 ? 0 : 1);
+        }
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        end();
+}
+
 {
         start();
         CHECK(save("t", "n", "abc", 3));
@@ -1730,6 +1788,7 @@ static int be_the_agent(void)
 }
 
 int main(int argc, char **argv)
+        TEST(an_agent_that_is_reached_late_has_limited_time_for_its_answer),
 {
         char directory[] = "/tmp/nebula-client-XXXXXX";
         ssize_t length = readlink("/proc/self/exe", own_path, sizeof own_path - 1);
