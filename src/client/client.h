@@ -230,6 +230,8 @@ bool client_wire_is_interrupted(struct client_wire *wire, int64_t timeout_ms, in
 enum nebula_status client_wire_await(struct client_wire *wire, enum ipc_type type, int64_t timeout_ms, bool *ret_broken,
                                      struct nebula_error *error);
 void client_wire_close(struct client_wire *wire);
+/* Whether the connection was the parent's: it is closed here, and its number may belong to another file. */
+bool client_wire_is_inherited(const struct client_wire *wire);
 /* Call these around a fork: the child closes the connections of its parent. */
 void client_wires_before_fork(void);
 void client_wires_after_fork(bool is_child);

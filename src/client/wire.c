@@ -71,6 +71,16 @@ static void close_listed(int fd, unsigned opened_in)
         lock_give(&list_lock);
 }
 
+bool client_wire_is_inherited(const struct client_wire *wire)
+{
+        bool is_inherited;
+
+        lock_take(&list_lock);
+        is_inherited = wire->fork_count != fork_count;
+        lock_give(&list_lock);
+        return is_inherited;
+}
+
 void client_wire_close(struct client_wire *wire)
 {
         if (wire->fd >= 0)

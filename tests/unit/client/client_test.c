@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -319,7 +320,6 @@ static void an_agent_that_is_silent_is_named_once_in_its_log(void)
         os = real_os;
 }
 
-static void a_kept_connection_whose_agent_is_gone_is_no_try(void)
 static atomic_llong clock_ahead_ns;
 static atomic_int busy_connects, greeting_polls;
 
@@ -377,6 +377,7 @@ static void an_agent_that_is_reached_late_has_limited_time_for_its_answer(void)
         end();
 }
 
+static void a_kept_connection_whose_agent_is_gone_is_no_try(void)
 {
         start();
         CHECK(save("t", "n", "abc", 3));
@@ -530,6 +531,19 @@ static void a_file_that_no_agent_could_be_told_of_is_captured_again_by_one_that_
         end();
 }
 
+static void a_file_that_no_agent_could_be_told_of_outlives_the_leave_of_its_session(void)
+{
+        start();
+        fake.forgets = true;
+        CHECK(save_one_of_all("t", NEBULA_FILES_ALL_RANKS));
+        fake_dies_at(IPC_CAPTURED, 2);
+        nebula_session_leave(session);
+        CHECK(!fake_deaths_left(IPC_CAPTURED));
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)) && ok(nebula_session_settle(session, -1, &error)));
+        CHECK(fake.commit_count == 1 && fake.captured_at_commit == 1 && holds("t", "n", "abc", 3));
+        end();
+}
+
 static void a_version_that_failed_before_the_commit_is_said_to_have_failed(void)
 {
         start();
@@ -589,19 +603,6 @@ static void filling_release(void *argument, const struct nebula_error *failure)
         struct filling *at = argument;
 
         at->released_count++;
-static void a_file_that_no_agent_could_be_told_of_outlives_the_leave_of_its_session(void)
-{
-        start();
-        fake.forgets = true;
-        CHECK(save_one_of_all("t", NEBULA_FILES_ALL_RANKS));
-        fake_dies_at(IPC_CAPTURED, 2);
-        nebula_session_leave(session);
-        CHECK(!fake_deaths_left(IPC_CAPTURED));
-        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)) && ok(nebula_session_settle(session, -1, &error)));
-        CHECK(fake.commit_count == 1 && fake.captured_at_commit == 1 && holds("t", "n", "abc", 3));
-        end();
-}
-
         at->was_lost = failure && strstr(failure->message, "the device is gone");
 }
 
@@ -1428,6 +1429,49 @@ static void a_forked_child_s_save_is_whole_when_it_returns(void)
         end();
 }
 
+/* Whether something was sent into one of these sockets. */
+static bool is_written(int sockets[][2], size_t count)
+{
+        bool result = false;
+        char byte;
+
+        for (size_t i = 0; i < count; i++)
+                result |= recv(sockets[i][0], &byte, 1, MSG_DONTWAIT) >= 0 || recv(sockets[i][1], &byte, 1, MSG_DONTWAIT) >= 0;
+        return result;
+}
+
+static void a_watch_of_a_forked_child_leaves_the_numbers_of_its_parent_alone(void)
+{
+        struct nebula_event event;
+        nebula_watch *watch = NULL;
+        int status = -1;
+        pid_t child;
+
+        start();
+        fake.refuse[IPC_WATCH] = NEBULA_TIMEOUT;
+        REQUIRE(ok(nebula_watch_open(session, &watch, &error)));
+        CHECK(nebula_watch_next(watch, 0, &event, &error) == NEBULA_TIMEOUT);
+        child = fork();
+        if (child == 0) {
+                int sockets[16][2]; /* one has the number of the connection */
+                bool is_silent;
+
+                alarm(20);
+                for (size_t i = 0; i < 16; i++)
+                        if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets[i]))
+                                _exit(2);
+                is_silent = nebula_watch_next(watch, 0, &event, &error) == NEBULA_TIMEOUT && !is_written(sockets, 16);
+                nebula_watch_close(watch);
+                _exit(is_silent ? 0 : 1);
+        }
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        CHECK(fake_seen(IPC_WATCH) == 2);
+        CHECK(nebula_watch_next(watch, 0, &event, &error) == NEBULA_TIMEOUT);
+        nebula_watch_close(watch);
+        fake.refuse[IPC_WATCH] = NEBULA_OK;
+        end();
+}
+
 static void *hold_session(void *argument)
 {
         return save("held", "n", argument, 1u << 20) ? argument : NULL;
@@ -1714,6 +1758,7 @@ static const struct tap_test tests[] = {
         TEST(a_file_that_no_agent_could_be_told_of_is_captured_again_by_one_that_forgot_it),
         TEST(only_a_commit_that_must_follow_is_waited_for),
         TEST(every_request_follows_the_message_that_a_file_is_complete),
+        TEST(a_file_that_no_agent_could_be_told_of_outlives_the_leave_of_its_session),
         TEST(a_version_that_failed_before_the_commit_is_said_to_have_failed),
         TEST(bytes_that_the_caller_fills_are_in_the_file),
         TEST(a_failed_fill_fails_the_save_or_later_the_checkpoint),
@@ -1743,11 +1788,13 @@ static const struct tap_test tests[] = {
         TEST(a_wait_does_not_hold_others_up),
         TEST(waits_one_after_the_other_share_a_connection),
         TEST(an_agent_that_is_silent_is_named_once_in_its_log),
+        TEST(an_agent_that_is_reached_late_has_limited_time_for_its_answer),
         TEST(a_kept_connection_whose_agent_is_gone_is_no_try),
         TEST(a_wait_ends_at_its_time),
         TEST(several_threads_save_at_once),
         TEST(a_forked_child_speaks_for_itself),
         TEST(a_forked_child_s_save_is_whole_when_it_returns),
+        TEST(a_watch_of_a_forked_child_leaves_the_numbers_of_its_parent_alone),
         TEST(a_fork_in_the_middle_of_a_save_locks_nothing),
         TEST(files_can_be_added_to_a_found_checkpoint),
         TEST(a_missing_checkpoint_or_file_is_not_found),
@@ -1788,7 +1835,6 @@ static int be_the_agent(void)
 }
 
 int main(int argc, char **argv)
-        TEST(an_agent_that_is_reached_late_has_limited_time_for_its_answer),
 {
         char directory[] = "/tmp/nebula-client-XXXXXX";
         ssize_t length = readlink("/proc/self/exe", own_path, sizeof own_path - 1);
@@ -1806,4 +1852,3 @@ int main(int argc, char **argv)
         os_remove_tree(directory);
         return result;
 }
-        TEST(a_file_that_no_agent_could_be_told_of_outlives_the_leave_of_its_session),
