@@ -368,8 +368,8 @@ uint64_t stored_read_bytes(void);
 bool stored_fetch(struct client_stored *stored, void *data, const struct nebula_part *parts, size_t count);
 bool stored_fetch_all(struct client_stored *stored, void *data);
 /* Copies the chunks that are not at `data` yet from `file`, the whole file. Chunks that are there stay, because the
- * program may have changed them. */
-void stored_fill(const struct client_stored *stored, void *data, const void *file);
+ * program may have changed them. False: `file` has other bytes than the file whose chunks these are. */
+bool stored_fill(const struct client_stored *stored, void *data, const void *file);
 /* Copies ranges of a file to their targets, on a few threads. Bytes that are at `data` come from there, all others
  * from storage through one buffer per thread. stored NULL: all bytes are at `data`. Parts are sorted by offset and
  * do not overlap. */

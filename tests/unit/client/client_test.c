@@ -1523,6 +1523,23 @@ static void files_can_be_added_to_a_found_checkpoint(void)
         end();
 }
 
+static void a_file_that_storage_lost_meanwhile_comes_from_the_agent_if_it_is_the_same(void)
+{
+        struct nebula_part part = { 0, 3, (char[3]){ 0 } };
+        nebula_map *map = NULL;
+
+        start();
+        CHECK(save("t", "n", "abc", 3));
+        fake.stored_is_gone = true;
+        CHECK(holds("t", "n", "abc", 3));
+        fake.was_written_again = true;
+        CHECK(nebula_checkpoint_map(checkpoint, "n", &map, &error) == NEBULA_FAILED && !map && strstr(error.message, "written again"));
+        REQUIRE(ok(nebula_checkpoint_map_lazily(checkpoint, "n", &map, &error)));
+        CHECK(nebula_map_read(map, &part, 1, &error) == NEBULA_FAILED && strstr(error.message, "written again"));
+        nebula_map_free(map);
+        end();
+}
+
 static void a_missing_checkpoint_or_file_is_not_found(void)
 {
         nebula_checkpoint *found = NULL;
@@ -1797,6 +1814,7 @@ static const struct tap_test tests[] = {
         TEST(a_watch_of_a_forked_child_leaves_the_numbers_of_its_parent_alone),
         TEST(a_fork_in_the_middle_of_a_save_locks_nothing),
         TEST(files_can_be_added_to_a_found_checkpoint),
+        TEST(a_file_that_storage_lost_meanwhile_comes_from_the_agent_if_it_is_the_same),
         TEST(a_missing_checkpoint_or_file_is_not_found),
         TEST(the_images_of_a_foretold_file_are_mapped_before_its_save), TEST(a_save_waits_until_its_image_is_ready),
         TEST(a_save_does_not_wait_for_all_pages_of_its_image),
