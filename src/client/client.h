@@ -78,6 +78,7 @@ struct client_settings {
 
 struct client_wire {
         int fd; /* -1: not connected */
+        uint64_t device, inode; /* of the socket: the program may close the number and use it again */
         unsigned fork_count; /* fork_count when it was opened */
         uint64_t agent_nonce;
         uint32_t agent_pid;
@@ -230,8 +231,8 @@ bool client_wire_is_interrupted(struct client_wire *wire, int64_t timeout_ms, in
 enum nebula_status client_wire_await(struct client_wire *wire, enum ipc_type type, int64_t timeout_ms, bool *ret_broken,
                                      struct nebula_error *error);
 void client_wire_close(struct client_wire *wire);
-/* Whether the connection was the parent's: it is closed here, and its number may belong to another file. */
-bool client_wire_is_inherited(const struct client_wire *wire);
+/* False: the program has closed the number, or a fork has, and it may belong to another file now. */
+bool client_wire_is_open(const struct client_wire *wire);
 /* Call these around a fork: the child closes the connections of its parent. */
 void client_wires_before_fork(void);
 void client_wires_after_fork(bool is_child);

@@ -1440,6 +1440,32 @@ static bool is_written(int sockets[][2], size_t count)
         return result;
 }
 
+/* As after closefrom(3). */
+static void a_number_that_the_program_has_closed_and_uses_itself_is_left_alone(void)
+{
+        int sockets[1][2], taken, status = -1;
+        pid_t child;
+
+        start();
+        CHECK(save("t", "n", "abc", 3));
+        REQUIRE(!socketpair(AF_UNIX, SOCK_STREAM, 0, sockets[0]));
+        taken = session->wire.fd;
+        REQUIRE(dup2(sockets[0][0], taken) == taken);
+        child = fork();
+        if (child == 0)
+                _exit(send(taken, "x", 1, 0) == 1 ? 0 : 1); /* a fork does not close it either */
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        CHECK(is_written(sockets, 1));
+        CHECK(save("t2", "n", "abc", 3) && session->wire.fd != taken && !is_written(sockets, 1));
+        taken = session->wire.fd;
+        REQUIRE(dup2(sockets[0][0], taken) == taken);
+        end();
+        CHECK(!is_written(sockets, 1) && send(taken, "x", 1, 0) == 1); /* it is open */
+        os->close(taken);
+        os->close(sockets[0][0]);
+        os->close(sockets[0][1]);
+}
+
 static void a_watch_of_a_forked_child_leaves_the_numbers_of_its_parent_alone(void)
 {
         struct nebula_event event;
@@ -1811,6 +1837,7 @@ static const struct tap_test tests[] = {
         TEST(several_threads_save_at_once),
         TEST(a_forked_child_speaks_for_itself),
         TEST(a_forked_child_s_save_is_whole_when_it_returns),
+        TEST(a_number_that_the_program_has_closed_and_uses_itself_is_left_alone),
         TEST(a_watch_of_a_forked_child_leaves_the_numbers_of_its_parent_alone),
         TEST(a_fork_in_the_middle_of_a_save_locks_nothing),
         TEST(files_can_be_added_to_a_found_checkpoint),
