@@ -371,7 +371,7 @@ contains
     end do
   end function
 
-  ! Saves the arrays that were added as one file. The program may change them when this returns.
+  ! Saves the arrays that were added as one file. The program may change them when this returns. After a failure they are still those of the next save.
   subroutine checkpoint_save(self, name, status)
     class(nebula_checkpoint), intent(inout), target :: self
     character(len=*), intent(in) :: name
@@ -388,7 +388,7 @@ contains
       tensors(i)%name = c_loc(self%added(i)%name)
     end do
     found = c_save(self%handle, trim(name) // c_null_char, tensors, size(tensors, kind=c_size_t), error)
-    deallocate (self%added)
+    if (found == NEBULA_OK) deallocate (self%added)
     call nebula_finish(found, error, status)
   end subroutine
 

@@ -27,7 +27,9 @@ program check
   call checkpoint%add('line', line)
   call checkpoint%add('wave', wave)
   call checkpoint%add('number', number)
-  call checkpoint%save('all.pt')
+  call checkpoint%save('', status) ! a file has a name
+  if (status /= NEBULA_INVALID) error stop 'saved a file without a name'
+  call checkpoint%save('all.pt') ! tries again, with the same arrays
   call checkpoint%commit()
   cube = 0
   wave = 0
