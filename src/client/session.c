@@ -312,12 +312,13 @@ void nebula_session_leave(nebula_session *session)
                 return;
         spares_end(session);
         lock_take(&session->request_lock);
+        session_report_unsent(session, false, NULL); /* it may begin a copy: a new agent does not know the image */
         while (copies_await(session, 0, 0, NULL) != NEBULA_OK) {
                 lock_give(&session->request_lock);
                 copies_await(session, 0, -1, NULL);
                 lock_take(&session->request_lock);
+                session_report_unsent(session, false, NULL);
         }
-        session_report_unsent(session, false, NULL);
         client_wire_close(&session->wire);
         lock_take(&session->settings_lock);
         client_wire_close(&session->idle_wire);

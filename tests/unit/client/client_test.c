@@ -544,6 +544,19 @@ static void a_file_that_no_agent_could_be_told_of_outlives_the_leave_of_its_sess
         end();
 }
 
+static void a_file_that_is_saved_again_when_its_session_leaves_is_whole(void)
+{
+        start();
+        fake.forgets = true;
+        CHECK(save_one_of_all("t", NEBULA_FILES_ALL_RANKS));
+        fake_dies_at(IPC_CAPTURED, 1);
+        nebula_session_leave(session);
+        CHECK(!fake_deaths_left(IPC_CAPTURED) && fake_seen(IPC_IMAGE) == 2);
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)) && ok(nebula_session_settle(session, -1, &error)));
+        CHECK(fake.commit_count == 1 && fake.captured_at_commit == 1 && holds("t", "n", "abc", 3));
+        end();
+}
+
 static void a_version_that_failed_before_the_commit_is_said_to_have_failed(void)
 {
         start();
@@ -1802,6 +1815,7 @@ static const struct tap_test tests[] = {
         TEST(only_a_commit_that_must_follow_is_waited_for),
         TEST(every_request_follows_the_message_that_a_file_is_complete),
         TEST(a_file_that_no_agent_could_be_told_of_outlives_the_leave_of_its_session),
+        TEST(a_file_that_is_saved_again_when_its_session_leaves_is_whole),
         TEST(a_version_that_failed_before_the_commit_is_said_to_have_failed),
         TEST(bytes_that_the_caller_fills_are_in_the_file),
         TEST(a_failed_fill_fails_the_save_or_later_the_checkpoint),
