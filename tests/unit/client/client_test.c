@@ -1453,6 +1453,31 @@ static bool is_written(int sockets[][2], size_t count)
         return result;
 }
 
+static void a_pulse_that_a_forked_child_closes_goes_on_in_its_parent(void)
+{
+        struct nebula_pulse_options how = { 0 };
+        struct ipc_pulse page = { 0 };
+        nebula_pulse *pulse = NULL;
+        int status = -1;
+        pid_t child;
+
+        start();
+        REQUIRE(ok(nebula_pulse_open(session, &how, &pulse, &error)));
+        nebula_pulse_step(pulse, 7);
+        child = fork();
+        if (child == 0) {
+                alarm(20);
+                nebula_pulse_rest(pulse);
+                nebula_pulse_close(pulse);
+                _exit(0);
+        }
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        CHECK(os->pread(session->settings.hello.pulse_fd, &page, sizeof page, 0) == sizeof page);
+        CHECK(page.beats == 1 && page.step == 7);
+        nebula_pulse_close(pulse);
+        end();
+}
+
 /* As after closefrom(3). */
 static void a_number_that_the_program_has_closed_and_uses_itself_is_left_alone(void)
 {
@@ -1851,6 +1876,7 @@ static const struct tap_test tests[] = {
         TEST(several_threads_save_at_once),
         TEST(a_forked_child_speaks_for_itself),
         TEST(a_forked_child_s_save_is_whole_when_it_returns),
+        TEST(a_pulse_that_a_forked_child_closes_goes_on_in_its_parent),
         TEST(a_number_that_the_program_has_closed_and_uses_itself_is_left_alone),
         TEST(a_watch_of_a_forked_child_leaves_the_numbers_of_its_parent_alone),
         TEST(a_fork_in_the_middle_of_a_save_locks_nothing),
