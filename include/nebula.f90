@@ -371,7 +371,7 @@ contains
     end do
   end function
 
-  ! Saves the arrays that were added as one file. The program may change them when this returns.
+  ! Saves the arrays that were added as one file. The program may change them when this returns. After a failure they are still those of the next save.
   subroutine checkpoint_save(self, name, status)
     class(nebula_checkpoint), intent(inout), target :: self
     character(len=*), intent(in) :: name
@@ -388,7 +388,7 @@ contains
       tensors(i)%name = c_loc(self%added(i)%name)
     end do
     found = c_save(self%handle, trim(name) // c_null_char, tensors, size(tensors, kind=c_size_t), error)
-    deallocate (self%added)
+    if (found == NEBULA_OK) deallocate (self%added)
     call nebula_finish(found, error, status)
   end subroutine
 
@@ -460,7 +460,8 @@ contains
   subroutine add(self, name, dtype, extents, data)
     class(nebula_checkpoint), intent(inout) :: self
     character(len=*), intent(in) :: name
-    integer, intent(in) :: dtype, extents(:)
+    integer, intent(in) :: dtype
+    integer(int64), intent(in) :: extents(:)
     type(c_ptr), intent(in) :: data
     type(described), allocatable :: grown(:)
     integer :: count
@@ -481,7 +482,8 @@ contains
   subroutine load(self, file, name, dtype, extents, width, data, status)
     class(nebula_checkpoint), intent(in) :: self
     character(len=*), intent(in) :: file, name
-    integer, intent(in) :: dtype, extents(:), width
+    integer, intent(in) :: dtype, width
+    integer(int64), intent(in) :: extents(:)
     type(c_ptr), intent(in) :: data
     integer, intent(out), optional :: status
     type(c_ptr) :: map
@@ -518,7 +520,7 @@ contains
     character(len=*), intent(in) :: name
     integer(int32), intent(in), target, contiguous :: array(..)
 
-    call add(self, name, DTYPE_I32, shape(array), c_loc(array))
+    call add(self, name, DTYPE_I32, shape(array, kind=int64), c_loc(array))
   end subroutine
 
   subroutine load_i32(self, file, name, array, status)
@@ -527,7 +529,7 @@ contains
     integer(int32), intent(inout), target, contiguous :: array(..)
     integer, intent(out), optional :: status
 
-    call load(self, file, name, DTYPE_I32, shape(array), 4, c_loc(array), status)
+    call load(self, file, name, DTYPE_I32, shape(array, kind=int64), 4, c_loc(array), status)
   end subroutine
 
   subroutine add_i64(self, name, array)
@@ -535,7 +537,7 @@ contains
     character(len=*), intent(in) :: name
     integer(int64), intent(in), target, contiguous :: array(..)
 
-    call add(self, name, DTYPE_I64, shape(array), c_loc(array))
+    call add(self, name, DTYPE_I64, shape(array, kind=int64), c_loc(array))
   end subroutine
 
   subroutine load_i64(self, file, name, array, status)
@@ -544,7 +546,7 @@ contains
     integer(int64), intent(inout), target, contiguous :: array(..)
     integer, intent(out), optional :: status
 
-    call load(self, file, name, DTYPE_I64, shape(array), 8, c_loc(array), status)
+    call load(self, file, name, DTYPE_I64, shape(array, kind=int64), 8, c_loc(array), status)
   end subroutine
 
   subroutine add_f32(self, name, array)
@@ -552,7 +554,7 @@ contains
     character(len=*), intent(in) :: name
     real(real32), intent(in), target, contiguous :: array(..)
 
-    call add(self, name, DTYPE_F32, shape(array), c_loc(array))
+    call add(self, name, DTYPE_F32, shape(array, kind=int64), c_loc(array))
   end subroutine
 
   subroutine load_f32(self, file, name, array, status)
@@ -561,7 +563,7 @@ contains
     real(real32), intent(inout), target, contiguous :: array(..)
     integer, intent(out), optional :: status
 
-    call load(self, file, name, DTYPE_F32, shape(array), 4, c_loc(array), status)
+    call load(self, file, name, DTYPE_F32, shape(array, kind=int64), 4, c_loc(array), status)
   end subroutine
 
   subroutine add_f64(self, name, array)
@@ -569,7 +571,7 @@ contains
     character(len=*), intent(in) :: name
     real(real64), intent(in), target, contiguous :: array(..)
 
-    call add(self, name, DTYPE_F64, shape(array), c_loc(array))
+    call add(self, name, DTYPE_F64, shape(array, kind=int64), c_loc(array))
   end subroutine
 
   subroutine load_f64(self, file, name, array, status)
@@ -578,7 +580,7 @@ contains
     real(real64), intent(inout), target, contiguous :: array(..)
     integer, intent(out), optional :: status
 
-    call load(self, file, name, DTYPE_F64, shape(array), 8, c_loc(array), status)
+    call load(self, file, name, DTYPE_F64, shape(array, kind=int64), 8, c_loc(array), status)
   end subroutine
 
   subroutine add_c64(self, name, array)
@@ -586,7 +588,7 @@ contains
     character(len=*), intent(in) :: name
     complex(real32), intent(in), target, contiguous :: array(..)
 
-    call add(self, name, DTYPE_C64, shape(array), c_loc(array))
+    call add(self, name, DTYPE_C64, shape(array, kind=int64), c_loc(array))
   end subroutine
 
   subroutine load_c64(self, file, name, array, status)
@@ -595,7 +597,7 @@ contains
     complex(real32), intent(inout), target, contiguous :: array(..)
     integer, intent(out), optional :: status
 
-    call load(self, file, name, DTYPE_C64, shape(array), 8, c_loc(array), status)
+    call load(self, file, name, DTYPE_C64, shape(array, kind=int64), 8, c_loc(array), status)
   end subroutine
 
   subroutine add_c128(self, name, array)
@@ -603,7 +605,7 @@ contains
     character(len=*), intent(in) :: name
     complex(real64), intent(in), target, contiguous :: array(..)
 
-    call add(self, name, DTYPE_C128, shape(array), c_loc(array))
+    call add(self, name, DTYPE_C128, shape(array, kind=int64), c_loc(array))
   end subroutine
 
   subroutine load_c128(self, file, name, array, status)
@@ -612,7 +614,7 @@ contains
     complex(real64), intent(inout), target, contiguous :: array(..)
     integer, intent(out), optional :: status
 
-    call load(self, file, name, DTYPE_C128, shape(array), 16, c_loc(array), status)
+    call load(self, file, name, DTYPE_C128, shape(array, kind=int64), 16, c_loc(array), status)
   end subroutine
 
 end module nebula

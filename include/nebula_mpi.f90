@@ -83,7 +83,8 @@ contains
 
   function block_of(dtype, global, from, extents) result(made)
     integer(c_int), intent(in) :: dtype
-    integer, intent(in) :: global(:), from(:), extents(:)
+    integer, intent(in) :: global(:), from(:)
+    integer(int64), intent(in) :: extents(:)
     type(c_block) :: made
     integer :: count
 
@@ -133,7 +134,7 @@ contains
     integer(int32), intent(in), target, contiguous :: array(..)
     integer, intent(out), optional :: status
 
-    call save(comm, checkpoint, name, block_of(DTYPE_I32, global, from, shape(array)), c_loc(array), status)
+    call save(comm, checkpoint, name, block_of(DTYPE_I32, global, from, shape(array, kind=int64)), c_loc(array), status)
   end subroutine
 
   subroutine load_i32(comm, checkpoint, name, global, from, array, status)
@@ -143,7 +144,7 @@ contains
     integer(int32), intent(inout), target, contiguous :: array(..)
     integer, intent(out), optional :: status
 
-    call load(comm, checkpoint, name, block_of(DTYPE_I32, global, from, shape(array)), c_loc(array), status)
+    call load(comm, checkpoint, name, block_of(DTYPE_I32, global, from, shape(array, kind=int64)), c_loc(array), status)
   end subroutine
 
   subroutine save_i64(comm, checkpoint, name, global, from, array, status)
@@ -153,7 +154,7 @@ contains
     integer(int64), intent(in), target, contiguous :: array(..)
     integer, intent(out), optional :: status
 
-    call save(comm, checkpoint, name, block_of(DTYPE_I64, global, from, shape(array)), c_loc(array), status)
+    call save(comm, checkpoint, name, block_of(DTYPE_I64, global, from, shape(array, kind=int64)), c_loc(array), status)
   end subroutine
 
   subroutine load_i64(comm, checkpoint, name, global, from, array, status)
@@ -163,7 +164,7 @@ contains
     integer(int64), intent(inout), target, contiguous :: array(..)
     integer, intent(out), optional :: status
 
-    call load(comm, checkpoint, name, block_of(DTYPE_I64, global, from, shape(array)), c_loc(array), status)
+    call load(comm, checkpoint, name, block_of(DTYPE_I64, global, from, shape(array, kind=int64)), c_loc(array), status)
   end subroutine
 
   subroutine save_f32(comm, checkpoint, name, global, from, array, status)
@@ -173,7 +174,7 @@ contains
     real(real32), intent(in), target, contiguous :: array(..)
     integer, intent(out), optional :: status
 
-    call save(comm, checkpoint, name, block_of(DTYPE_F32, global, from, shape(array)), c_loc(array), status)
+    call save(comm, checkpoint, name, block_of(DTYPE_F32, global, from, shape(array, kind=int64)), c_loc(array), status)
   end subroutine
 
   subroutine load_f32(comm, checkpoint, name, global, from, array, status)
@@ -183,7 +184,7 @@ contains
     real(real32), intent(inout), target, contiguous :: array(..)
     integer, intent(out), optional :: status
 
-    call load(comm, checkpoint, name, block_of(DTYPE_F32, global, from, shape(array)), c_loc(array), status)
+    call load(comm, checkpoint, name, block_of(DTYPE_F32, global, from, shape(array, kind=int64)), c_loc(array), status)
   end subroutine
 
   subroutine save_f64(comm, checkpoint, name, global, from, array, status)
@@ -193,7 +194,7 @@ contains
     real(real64), intent(in), target, contiguous :: array(..)
     integer, intent(out), optional :: status
 
-    call save(comm, checkpoint, name, block_of(DTYPE_F64, global, from, shape(array)), c_loc(array), status)
+    call save(comm, checkpoint, name, block_of(DTYPE_F64, global, from, shape(array, kind=int64)), c_loc(array), status)
   end subroutine
 
   subroutine load_f64(comm, checkpoint, name, global, from, array, status)
@@ -203,7 +204,7 @@ contains
     real(real64), intent(inout), target, contiguous :: array(..)
     integer, intent(out), optional :: status
 
-    call load(comm, checkpoint, name, block_of(DTYPE_F64, global, from, shape(array)), c_loc(array), status)
+    call load(comm, checkpoint, name, block_of(DTYPE_F64, global, from, shape(array, kind=int64)), c_loc(array), status)
   end subroutine
 
 end module nebula_mpi

@@ -33,6 +33,7 @@ struct nebula_block {
 };
 
 #define NEBULA_MPI_DIM_MAX 8
+#define NEBULA_MPI_NAME_MAX 200 /* bytes of an array's name */
 #define NEBULA_MPI_NUMBERS (3 + 3 * NEBULA_MPI_DIM_MAX) /* how a block is described: ranks, dtype, dim_count, global, from, size */
 
 #if defined(__GNUC__)
@@ -220,6 +221,15 @@ NEBULA_MPI_CALL int nebula_mpi_parse(const int64_t *numbers, struct nebula_block
         return nebula_mpi_is_sound(ret_block);
 }
 
+/* The file of a rank. A name that were cut off could be that of another array. */
+NEBULA_MPI_CALL enum nebula_status nebula_mpi_file(const char *name, int rank, char ret_file[256], struct nebula_error *ret_error)
+{
+        if (strlen(name) > NEBULA_MPI_NAME_MAX)
+                return nebula_mpi_fail(NEBULA_INVALID, "its name is longer than 200 bytes", name, ret_error);
+        snprintf(ret_file, 256, "%.200s.%d", name, rank);
+        return NEBULA_OK;
+}
+
 /* Saves the block of each rank. `data`: its elements, without gaps, in row-major order. The program may change them after the call. */
 NEBULA_MPI_CALL enum nebula_status nebula_mpi_save_block(MPI_Comm communicator, nebula_checkpoint *checkpoint, const char *name,
                                                          const struct nebula_block *block, const void *data, struct nebula_error *ret_error)
@@ -234,6 +244,8 @@ NEBULA_MPI_CALL enum nebula_status nebula_mpi_save_block(MPI_Comm communicator, 
         MPI_Comm_size(communicator, &world);
         if (!nebula_mpi_is_sound(block))
                 status = nebula_mpi_fail(NEBULA_INVALID, "the block does not lie within the global array, or has no known type", name, ret_error);
+        if (status == NEBULA_OK)
+                status = nebula_mpi_file(name, rank, file, ret_error);
         if (status == NEBULA_OK) {
                 nebula_mpi_describe(block, world, numbers);
                 memset(tensors, 0, sizeof tensors);
@@ -242,7 +254,6 @@ NEBULA_MPI_CALL enum nebula_status nebula_mpi_save_block(MPI_Comm communicator, 
                 tensors[1].name = "data", tensors[1].dtype = block->dtype, tensors[1].dim_count = block->dim_count, tensors[1].data = data;
                 for (uint32_t i = 0; i < block->dim_count; i++)
                         tensors[1].shape[i] = block->size[i];
-                snprintf(file, sizeof file, "%.200s.%d", name, rank);
                 status = nebula_checkpoint_save_tensors(checkpoint, file, tensors, 2, ret_error);
         }
         return nebula_mpi_agree(communicator, status, ret_error);
@@ -258,8 +269,9 @@ NEBULA_MPI_CALL enum nebula_status nebula_mpi_read_block(nebula_checkpoint *chec
         enum nebula_status status;
         char file[256];
 
-        snprintf(file, sizeof file, "%.200s.%d", name, rank);
-        status = nebula_checkpoint_map_lazily(checkpoint, file, &map, ret_error);
+        status = nebula_mpi_file(name, rank, file, ret_error);
+        if (status == NEBULA_OK)
+                status = nebula_checkpoint_map_lazily(checkpoint, file, &map, ret_error);
         if (status == NEBULA_OK)
                 status = nebula_map_fetch_headers(map, ret_error);
         if (status == NEBULA_OK)
@@ -388,8 +400,9 @@ NEBULA_MPI_CALL enum nebula_status nebula_mpi_read_data(nebula_checkpoint *check
         parts = (struct nebula_part *)malloc(count * sizeof *parts);
         if (!parts)
                 return nebula_mpi_fail(NEBULA_NO_MEMORY, "no memory for the list of its runs", name, ret_error);
-        snprintf(file, sizeof file, "%.200s.%d", name, rank);
-        status = nebula_checkpoint_map_lazily(checkpoint, file, &map, ret_error);
+        status = nebula_mpi_file(name, rank, file, ret_error);
+        if (status == NEBULA_OK)
+                status = nebula_checkpoint_map_lazily(checkpoint, file, &map, ret_error);
         if (status == NEBULA_OK)
                 status = nebula_map_fetch_headers(map, ret_error);
         if (status == NEBULA_OK)

@@ -78,6 +78,7 @@ struct client_settings {
 
 struct client_wire {
         int fd; /* -1: not connected */
+        uint64_t device, inode; /* of the socket: the program may close the number and use it again */
         unsigned fork_count; /* fork_count when it was opened */
         uint64_t agent_nonce;
         uint32_t agent_pid;
@@ -230,6 +231,8 @@ bool client_wire_is_interrupted(struct client_wire *wire, int64_t timeout_ms, in
 enum nebula_status client_wire_await(struct client_wire *wire, enum ipc_type type, int64_t timeout_ms, bool *ret_broken,
                                      struct nebula_error *error);
 void client_wire_close(struct client_wire *wire);
+/* False: the program has closed the number, or a fork has, and it may belong to another file now. */
+bool client_wire_is_open(const struct client_wire *wire);
 /* Call these around a fork: the child closes the connections of its parent. */
 void client_wires_before_fork(void);
 void client_wires_after_fork(bool is_child);
@@ -366,8 +369,8 @@ uint64_t stored_read_bytes(void);
 bool stored_fetch(struct client_stored *stored, void *data, const struct nebula_part *parts, size_t count);
 bool stored_fetch_all(struct client_stored *stored, void *data);
 /* Copies the chunks that are not at `data` yet from `file`, the whole file. Chunks that are there stay, because the
- * program may have changed them. */
-void stored_fill(const struct client_stored *stored, void *data, const void *file);
+ * program may have changed them. False: `file` has other bytes than the file whose chunks these are. */
+bool stored_fill(const struct client_stored *stored, void *data, const void *file);
 /* Copies ranges of a file to their targets, on a few threads. Bytes that are at `data` come from there, all others
  * from storage through one buffer per thread. stored NULL: all bytes are at `data`. Parts are sorted by offset and
  * do not overlap. */

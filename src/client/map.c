@@ -119,6 +119,11 @@ static enum nebula_status open_map(struct nebula_map *map, enum ipc_reads reads,
         return status;
 }
 
+static enum nebula_status written_again(const struct nebula_map *map, struct nebula_error *error)
+{
+        return error_set(error, NEBULA_FAILED, 0, "\"%s\" of checkpoint \"%s\" was written again while it was read", map->name, map->checkpoint->tag);
+}
+
 /* Reading the stored file here failed: asks the agent, which finds the damage or has another source. */
 static enum nebula_status fetch_from_agent(struct nebula_map *map, struct nebula_error *error)
 {
@@ -127,12 +132,12 @@ static enum nebula_status fetch_from_agent(struct nebula_map *map, struct nebula
         struct nebula_map image = { .size = map->size };
 
         if (status == NEBULA_OK && ((const struct ipc_opened *)wire.frame.payload)->size != map->size)
-                status = error_set(error, NEBULA_FAILED, 0, "\"%s\" of checkpoint \"%s\" was written again while it was read", map->name,
-                                   map->checkpoint->tag);
+                status = written_again(map, error);
         if (status == NEBULA_OK)
                 status = map_image(&image, wire.frame.fd, true, error);
         if (status == NEBULA_OK && map->size) {
-                stored_fill(map->stored, map->data, image.data);
+                if (!stored_fill(map->stored, map->data, image.data))
+                        status = written_again(map, error);
                 os->unmap(image.data, map->size);
         }
         session_wire_done(map->checkpoint->session, &wire);

@@ -13,6 +13,7 @@ struct nebula_pulse {
         nebula_session *session;
         struct ipc_pulse *page;
         int fd;
+        uint32_t pid; /* a forked child has the page in common with its parent, which is the one that is watched */
 };
 
 /* Reports to the agent. If that is impossible now, the next greeting does. */
@@ -46,6 +47,7 @@ enum nebula_status nebula_pulse_open(nebula_session *session, const struct nebul
         if (!pulse)
                 return error_set(ret_error, NEBULA_NO_MEMORY, 0, "no memory for a pulse");
         pulse->session = session;
+        pulse->pid = os->pid();
         pulse->fd = result = os->memfd("nebula-pulse");
         if (result < 0)
                 goto free_pulse;
@@ -89,7 +91,8 @@ void nebula_pulse_phase(nebula_pulse *pulse, const char *phase)
 
 void nebula_pulse_rest(nebula_pulse *pulse)
 {
-        __atomic_store_n(&pulse->page->beats, 0, __ATOMIC_RELEASE);
+        if (pulse->pid == os->pid())
+                __atomic_store_n(&pulse->page->beats, 0, __ATOMIC_RELEASE);
 }
 
 void nebula_pulse_close(nebula_pulse *pulse)

@@ -292,24 +292,38 @@ void nebula_session_close(nebula_session *session)
                 capture_copy_rest();
 }
 
+/* An unsent copy keeps its image: if the next agent does not know it, the file is saved again from there. */
+static void forget_images(struct nebula_session *session)
+{
+        const struct client_copy *unsent = atomic_load(&session->unsent);
+        uint64_t image_id = unsent ? unsent->image_id : 0;
+
+        if (unsent && session->pool) {
+                capture_pool_keep(session->pool, &image_id, 1);
+                return;
+        }
+        capture_pool_free(session->pool);
+        session->pool = NULL;
+}
+
 void nebula_session_leave(nebula_session *session)
 {
         if (!session || copies_are_on_this_thread(session))
                 return;
         spares_end(session);
         lock_take(&session->request_lock);
+        session_report_unsent(session, false, NULL); /* it may begin a copy: a new agent does not know the image */
         while (copies_await(session, 0, 0, NULL) != NEBULA_OK) {
                 lock_give(&session->request_lock);
                 copies_await(session, 0, -1, NULL);
                 lock_take(&session->request_lock);
+                session_report_unsent(session, false, NULL);
         }
-        session_report_unsent(session, false, NULL);
         client_wire_close(&session->wire);
         lock_take(&session->settings_lock);
         client_wire_close(&session->idle_wire);
         lock_give(&session->settings_lock);
-        capture_pool_free(session->pool);
-        session->pool = NULL;
+        forget_images(session);
         lock_give(&session->request_lock);
 }
 

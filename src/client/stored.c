@@ -213,14 +213,18 @@ bool stored_fetch_all(struct client_stored *stored, void *data)
         return is_read;
 }
 
-void stored_fill(const struct client_stored *stored, void *data, const void *file)
+bool stored_fill(const struct client_stored *stored, void *data, const void *file)
 {
         for (uint64_t i = 0; i < stored->chunk_count; i++) {
-                uint64_t offset = i * stored->chunk_bytes;
+                uint64_t offset = i * stored->chunk_bytes, size = chunk_size(stored, i);
 
-                if (!stored->present[i])
-                        memcpy((char *)data + offset, (const char *)file + offset, chunk_size(stored, i));
+                if (stored->present[i])
+                        continue;
+                if (sum_crc64(0, (const char *)file + offset, size) != stored->crc64[i])
+                        return false;
+                memcpy((char *)data + offset, (const char *)file + offset, size);
         }
+        return true;
 }
 
 /* Chunks to read into the map. */

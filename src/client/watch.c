@@ -33,7 +33,7 @@ void client_watch_stop(nebula_watch *watch)
 {
         lock_take(&watch->lock);
         watch->is_stopped = true;
-        if (watch->waiting_fd >= 0)
+        if (watch->waiting_fd >= 0 && client_wire_is_open(&watch->wire))
                 os->shutdown(watch->waiting_fd);
         lock_give(&watch->lock);
 }
@@ -117,6 +117,8 @@ enum nebula_status nebula_watch_next(nebula_watch *watch, int64_t timeout_ms, st
         request.since = watch->since;
         request.is_of_cloud = watch->is_of_cloud;
         request.cloud = (uint32_t)watch->cloud;
+        if (watch->wire.fd >= 0 && !client_wire_is_open(&watch->wire))
+                client_wire_close(&watch->wire);
         if (watch->wire.fd < 0)
                 status = client_wire_open(&watch->wire, &watch->settings, ret_error);
         if (status == NEBULA_OK)

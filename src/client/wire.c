@@ -10,6 +10,7 @@
 
 /* For finding, starting and greeting an agent together. A start takes some milliseconds on a healthy machine. */
 #define OPEN_LIMIT_MS 10000
+#define GREET_LEAST_MS 2000 /* for the answer of an agent that was reached at the end of this time */
 #define START_PAUSE_MS 300 /* between two attempts to start an agent: another one may just be ending */
 #define START_COUNT_MAX 3
 #define INTERRUPT_PAUSE_MS 200 /* Ctrl-C during a wait for memory is noticed within that time */
@@ -21,9 +22,19 @@
  * the agent would go on waiting for a trainer that has ended.
  */
 static struct lock list_lock = LOCK_INIT(LOCK_WIRES); /* guards the list */
-static int *list;
+static struct listed {
+        int fd;
+        uint64_t device, inode;
+} *list;
 static size_t list_count, list_room;
 static unsigned fork_count; /* number of forks between the first process and this one */
+
+static bool is_of_number(int fd, uint64_t device, uint64_t inode)
+{
+        struct os_stat stat;
+
+        return !os->fstat(fd, &stat) && stat.device == device && stat.inode == inode;
+}
 
 void client_wires_before_fork(void)
 {
@@ -33,8 +44,12 @@ void client_wires_before_fork(void)
 void client_wires_after_fork(bool is_child)
 {
         if (is_child) {
-                while (list_count > 0)
-                        os->close(list[--list_count]);
+                while (list_count > 0) {
+                        const struct listed *last = &list[--list_count];
+
+                        if (is_of_number(last->fd, last->device, last->inode))
+                                os->close(last->fd);
+                }
                 fork_count++;
         }
         lock_give(&list_lock);
@@ -42,9 +57,9 @@ void client_wires_after_fork(bool is_child)
 
 /* Called after connecting, because connecting can hang at a stopped agent, and a fork would wait for list_lock. If
  * the list cannot grow, the connection works, but children do not close it. */
-static void list_fd(int fd)
+static void list_wire(const struct client_wire *wire)
 {
-        int *larger;
+        struct listed *larger;
 
         lock_take(&list_lock);
         if (list_count == list_room) {
@@ -53,27 +68,43 @@ static void list_fd(int fd)
                 list_room += larger ? 8 : 0;
         }
         if (list_count < list_room)
-                list[list_count++] = fd;
+                list[list_count++] = (struct listed){ wire->fd, wire->device, wire->inode };
         lock_give(&list_lock);
 }
 
-static void close_listed(int fd, unsigned opened_in)
+/* The caller holds list_lock. A fork closes the connections of the parent when the child begins. */
+static bool is_open(const struct client_wire *wire)
+{
+        return wire->fork_count == fork_count && is_of_number(wire->fd, wire->device, wire->inode);
+}
+
+static void close_listed(const struct client_wire *wire)
 {
         lock_take(&list_lock);
-        for (size_t i = 0; opened_in == fork_count && i < list_count; i++)
-                if (list[i] == fd) {
+        for (size_t i = 0; wire->fork_count == fork_count && i < list_count; i++)
+                if (list[i].fd == wire->fd && list[i].inode == wire->inode) {
                         list[i] = list[--list_count];
                         break;
                 }
-        if (opened_in == fork_count) /* otherwise it was closed when this process began, and the number may belong to another file */
-                os->close(fd);
+        if (is_open(wire))
+                os->close(wire->fd);
         lock_give(&list_lock);
+}
+
+bool client_wire_is_open(const struct client_wire *wire)
+{
+        bool result;
+
+        lock_take(&list_lock);
+        result = is_open(wire);
+        lock_give(&list_lock);
+        return result;
 }
 
 void client_wire_close(struct client_wire *wire)
 {
         if (wire->fd >= 0)
-                close_listed(wire->fd, wire->fork_count);
+                close_listed(wire);
         ipc_frame_done(&wire->frame);
         wire->fd = -1;
         wire->agent_nonce = 0;
@@ -133,7 +164,9 @@ static void give_up(struct client_wire *wire, struct nebula_error *error)
 enum nebula_status client_wire_send(struct client_wire *wire, enum ipc_type type, const void *request, size_t size, bool *ret_broken,
                                     struct nebula_error *error)
 {
-        enum nebula_status status = ipc_send(wire->fd, type, NEBULA_OK, request, size, -1, error);
+        enum nebula_status status = client_wire_is_open(wire) ? ipc_send(wire->fd, type, NEBULA_OK, request, size, -1, error) :
+                                    error_set(error, NEBULA_UNAVAILABLE, 0, "the program closed the connection: close only descriptors "
+                                              "that your program opened");
 
         *ret_broken = status != NEBULA_OK;
         if (*ret_broken)
@@ -226,8 +259,9 @@ static enum nebula_status attempt(struct client_wire *wire, const struct client_
 {
         const char *path = settings->place.socket;
         enum nebula_status status;
+        struct os_stat stat;
         bool is_broken;
-        int fd = ipc_place_connect(&settings->place);
+        int fd = ipc_place_connect(&settings->place), result;
 
         if (fd < 0) {
                 *ret_outcome = fd == -ENOENT || fd == -ECONNREFUSED ? OUTCOME_ABSENT :
@@ -235,8 +269,14 @@ static enum nebula_status attempt(struct client_wire *wire, const struct client_
                 return error_set(error, NEBULA_UNAVAILABLE, -fd, "no agent can be reached on %s (its log is %s)", path,
                                  settings->place.log);
         }
-        list_fd(fd);
-        *wire = (struct client_wire){ .fd = fd, .fork_count = fork_count };
+        result = os->fstat(fd, &stat);
+        if (result < 0) {
+                os->close(fd);
+                *ret_outcome = OUTCOME_FINAL;
+                return error_set(error, NEBULA_UNAVAILABLE, -result, "the connection to the agent on %s cannot be examined", path);
+        }
+        *wire = (struct client_wire){ .fd = fd, .device = stat.device, .inode = stat.inode, .fork_count = fork_count };
+        list_wire(wire);
         status = greet(wire, settings, left_ms, &is_broken, error);
         *ret_outcome = is_broken && status != NEBULA_TIMEOUT ? OUTCOME_AGAIN : OUTCOME_FINAL;
         if (status != NEBULA_OK)
@@ -257,7 +297,9 @@ enum nebula_status client_wire_open(struct client_wire *wire, const struct clien
         bool is_final;
 
         for (;;) {
-                status = attempt(wire, settings, (end_ns - os->now_ns()) / 1000000, &outcome, error);
+                int64_t left_ms = (end_ns - os->now_ns()) / 1000000; /* may be negative, which would be no limit */
+
+                status = attempt(wire, settings, left_ms > GREET_LEAST_MS ? left_ms : GREET_LEAST_MS, &outcome, error);
                 if (outcome == OUTCOME_FINAL || (outcome == OUTCOME_ABSENT && settings->is_idle))
                         return status;
                 if (outcome == OUTCOME_ABSENT && os->now_ns() >= start_at_ns) {

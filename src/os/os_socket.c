@@ -167,6 +167,8 @@ int64_t os_linux_receive(int fd, void *data, size_t size, int *ret_passed_fd)
                 return -errno;
         passed = take_fds(&message);
         *ret_passed_fd = passed < 0 ? -1 : os_linux_descriptor(passed);
+        if (passed < 0 && (message.msg_flags & MSG_CTRUNC))
+                return -EMFILE; /* the kernel drops a descriptor for which this process has no number left */
         return passed >= 0 && *ret_passed_fd < 0 ? *ret_passed_fd : result;
 }
 

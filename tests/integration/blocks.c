@@ -27,6 +27,8 @@ static enum nebula_status save_less(nebula_checkpoint *checkpoint, const struct 
         return nebula_checkpoint_save_tensors(checkpoint, "matrix.0", tensors, 2, error);
 }
 
+static char name[202] = "matrix";
+
 static enum nebula_status save(nebula_session *session, const struct nebula_block *block, int is_less, float *data, struct nebula_error *error)
 {
         nebula_checkpoint *checkpoint;
@@ -39,7 +41,7 @@ static enum nebula_status save(nebula_session *session, const struct nebula_bloc
         if (!status && is_less)
                 status = save_less(checkpoint, block, data, error);
         else if (!status)
-                status = nebula_mpi_save_block(MPI_COMM_WORLD, checkpoint, "matrix", block, data, error);
+                status = nebula_mpi_save_block(MPI_COMM_WORLD, checkpoint, name, block, data, error);
         if (!status)
                 status = nebula_mpi_commit(MPI_COMM_WORLD, checkpoint, error);
         if (!status)
@@ -54,7 +56,7 @@ static enum nebula_status load(nebula_session *session, const struct nebula_bloc
         enum nebula_status status = nebula_mpi_latest(MPI_COMM_WORLD, session, &checkpoint, error);
 
         if (!status)
-                status = nebula_mpi_load_block(MPI_COMM_WORLD, checkpoint, "matrix", block, data, error);
+                status = nebula_mpi_load_block(MPI_COMM_WORLD, checkpoint, name, block, data, error);
         for (uint64_t i = 0; i < ROWS && !status; i++)
                 for (uint64_t k = 0; k < block->size[1]; k++)
                         *ret_wrong += data[i * block->size[1] + k] != (float)(i * 100 + block->from[1] + k);
@@ -78,6 +80,8 @@ int main(int argc, char **argv)
                 MPI_Abort(MPI_COMM_WORLD, 2);
         is_less = !strcmp(argv[2], "save less");
         is_save = !strncmp(argv[2], "save", 4);
+        if (strstr(argv[2], "long name"))
+                memset(name, 'm', sizeof name - 1);
         block = part_of(rank, world, !is_save);
         if (!strcmp(argv[2], "save overlaps") || !strcmp(argv[2], "save a gap"))
                 block.size[0] += rank < world - 1; /* the first row of the next rank, too */

@@ -194,6 +194,9 @@ def test_blocks_of_rows_are_loaded_as_columns_by_another_number_of_ranks(prefix,
     assert says(3, "load")[0] == "not_found"
     assert says(8, "save") == ("ok", 0, "")  # of 7 rows: one rank has none
     assert says(1, "load") == says(3, "load") == ("ok", 0, "")
+    status, _, message = says(2, "save a long name")  # of which the file of another array could have the beginning
+    assert status == "invalid" and "longer than 200 bytes" in message
+    assert says(2, "load a long name")[0] == "invalid"
     assert says(3, "save overlaps") == ("ok", 0, "")
     assert says(1, "load") == says(2, "load") == ("ok", 0, "")
     assert says(3, "save a gap") == ("ok", 0, "")  # the blocks have more elements than the matrix

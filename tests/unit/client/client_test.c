@@ -1,7 +1,9 @@
 #include "nebula.h"
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -318,6 +320,63 @@ static void an_agent_that_is_silent_is_named_once_in_its_log(void)
         os = real_os;
 }
 
+static atomic_llong clock_ahead_ns;
+static atomic_int busy_connects, greeting_polls;
+
+static int64_t now_ahead(void)
+{
+        return real_os->now_ns() + atomic_load(&clock_ahead_ns);
+}
+
+/* The first attempt takes almost all of the time that there is. */
+static int connect_busy(const char *path)
+{
+        if (atomic_fetch_sub(&busy_connects, 1) <= 0)
+                return real_os->connect(path);
+        atomic_fetch_add(&clock_ahead_ns, 9900000000);
+        return -EAGAIN;
+}
+
+static void sleep_for_long(int64_t time_ms)
+{
+        atomic_fetch_add(&clock_ahead_ns, 200000000);
+        real_os->sleep_ms(time_ms);
+}
+
+static int poll_counted(int fd, int64_t timeout_ms)
+{
+        atomic_fetch_add(&greeting_polls, 1);
+        return real_os->poll(fd, timeout_ms);
+}
+
+/* A wait without a limit would not poll. */
+static void an_agent_that_is_reached_late_has_limited_time_for_its_answer(void)
+{
+        struct os_table busy = *os;
+        int status = -1;
+        pid_t child;
+
+        start();
+        child = fork();
+        if (child == 0) {
+                nebula_session *late = NULL;
+
+                alarm(20);
+                real_os = os;
+                busy.now_ns = now_ahead;
+                busy.connect = connect_busy;
+                busy.sleep_ms = sleep_for_long;
+                busy.poll = poll_counted;
+                os = &busy;
+                atomic_store(&busy_connects, 1);
+                if (nebula_session_open(&options, &late, &error) != NEBULA_OK)
+                        _exit(2);
+                _exit(atomic_load(&greeting_polls) > 0 && atomic_load(&busy_connects) < 0 ? 0 : 1);
+        }
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        end();
+}
+
 static void a_kept_connection_whose_agent_is_gone_is_no_try(void)
 {
         start();
@@ -469,6 +528,32 @@ static void a_file_that_no_agent_could_be_told_of_is_captured_again_by_one_that_
         CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)) && ok(nebula_session_settle(session, -1, &error)));
         CHECK(fake.commit_count == 1 && fake.captured_at_commit == 2 && fake_seen(IPC_IMAGE) == 3);
         CHECK(holds("t", "n", "abc", 3) && holds("t", "another", "xyz", 3));
+        end();
+}
+
+static void a_file_that_no_agent_could_be_told_of_outlives_the_leave_of_its_session(void)
+{
+        start();
+        fake.forgets = true;
+        CHECK(save_one_of_all("t", NEBULA_FILES_ALL_RANKS));
+        fake_dies_at(IPC_CAPTURED, 2);
+        nebula_session_leave(session);
+        CHECK(!fake_deaths_left(IPC_CAPTURED));
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)) && ok(nebula_session_settle(session, -1, &error)));
+        CHECK(fake.commit_count == 1 && fake.captured_at_commit == 1 && holds("t", "n", "abc", 3));
+        end();
+}
+
+static void a_file_that_is_saved_again_when_its_session_leaves_is_whole(void)
+{
+        start();
+        fake.forgets = true;
+        CHECK(save_one_of_all("t", NEBULA_FILES_ALL_RANKS));
+        fake_dies_at(IPC_CAPTURED, 1);
+        nebula_session_leave(session);
+        CHECK(!fake_deaths_left(IPC_CAPTURED) && fake_seen(IPC_IMAGE) == 2);
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)) && ok(nebula_session_settle(session, -1, &error)));
+        CHECK(fake.commit_count == 1 && fake.captured_at_commit == 1 && holds("t", "n", "abc", 3));
         end();
 }
 
@@ -1357,6 +1442,100 @@ static void a_forked_child_s_save_is_whole_when_it_returns(void)
         end();
 }
 
+/* Whether something was sent into one of these sockets. */
+static bool is_written(int sockets[][2], size_t count)
+{
+        bool result = false;
+        char byte;
+
+        for (size_t i = 0; i < count; i++)
+                result |= recv(sockets[i][0], &byte, 1, MSG_DONTWAIT) >= 0 || recv(sockets[i][1], &byte, 1, MSG_DONTWAIT) >= 0;
+        return result;
+}
+
+static void a_pulse_that_a_forked_child_closes_goes_on_in_its_parent(void)
+{
+        struct nebula_pulse_options how = { 0 };
+        struct ipc_pulse page = { 0 };
+        nebula_pulse *pulse = NULL;
+        int status = -1;
+        pid_t child;
+
+        start();
+        REQUIRE(ok(nebula_pulse_open(session, &how, &pulse, &error)));
+        nebula_pulse_step(pulse, 7);
+        child = fork();
+        if (child == 0) {
+                alarm(20);
+                nebula_pulse_rest(pulse);
+                nebula_pulse_close(pulse);
+                _exit(0);
+        }
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        CHECK(os->pread(session->settings.hello.pulse_fd, &page, sizeof page, 0) == sizeof page);
+        CHECK(page.beats == 1 && page.step == 7);
+        nebula_pulse_close(pulse);
+        end();
+}
+
+/* As after closefrom(3). */
+static void a_number_that_the_program_has_closed_and_uses_itself_is_left_alone(void)
+{
+        int sockets[1][2], taken, status = -1;
+        pid_t child;
+
+        start();
+        CHECK(save("t", "n", "abc", 3));
+        REQUIRE(!socketpair(AF_UNIX, SOCK_STREAM, 0, sockets[0]));
+        taken = session->wire.fd;
+        REQUIRE(dup2(sockets[0][0], taken) == taken);
+        child = fork();
+        if (child == 0)
+                _exit(send(taken, "x", 1, 0) == 1 ? 0 : 1); /* a fork does not close it either */
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        CHECK(is_written(sockets, 1));
+        CHECK(save("t2", "n", "abc", 3) && session->wire.fd != taken && !is_written(sockets, 1));
+        taken = session->wire.fd;
+        REQUIRE(dup2(sockets[0][0], taken) == taken);
+        end();
+        CHECK(!is_written(sockets, 1) && send(taken, "x", 1, 0) == 1); /* it is open */
+        os->close(taken);
+        os->close(sockets[0][0]);
+        os->close(sockets[0][1]);
+}
+
+static void a_watch_of_a_forked_child_leaves_the_numbers_of_its_parent_alone(void)
+{
+        struct nebula_event event;
+        nebula_watch *watch = NULL;
+        int status = -1;
+        pid_t child;
+
+        start();
+        fake.refuse[IPC_WATCH] = NEBULA_TIMEOUT;
+        REQUIRE(ok(nebula_watch_open(session, &watch, &error)));
+        CHECK(nebula_watch_next(watch, 0, &event, &error) == NEBULA_TIMEOUT);
+        child = fork();
+        if (child == 0) {
+                int sockets[16][2]; /* one has the number of the connection */
+                bool is_silent;
+
+                alarm(20);
+                for (size_t i = 0; i < 16; i++)
+                        if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets[i]))
+                                _exit(2);
+                is_silent = nebula_watch_next(watch, 0, &event, &error) == NEBULA_TIMEOUT && !is_written(sockets, 16);
+                nebula_watch_close(watch);
+                _exit(is_silent ? 0 : 1);
+        }
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        CHECK(fake_seen(IPC_WATCH) == 2);
+        CHECK(nebula_watch_next(watch, 0, &event, &error) == NEBULA_TIMEOUT);
+        nebula_watch_close(watch);
+        fake.refuse[IPC_WATCH] = NEBULA_OK;
+        end();
+}
+
 static void *hold_session(void *argument)
 {
         return save("held", "n", argument, 1u << 20) ? argument : NULL;
@@ -1405,6 +1584,23 @@ static void files_can_be_added_to_a_found_checkpoint(void)
         CHECK(ok(nebula_checkpoint_commit(found, &error)));
         CHECK(holds("step2", "m", "more", 4) && holds("step2", "n", "abc", 3));
         nebula_checkpoint_free(found);
+        end();
+}
+
+static void a_file_that_storage_lost_meanwhile_comes_from_the_agent_if_it_is_the_same(void)
+{
+        struct nebula_part part = { 0, 3, (char[3]){ 0 } };
+        nebula_map *map = NULL;
+
+        start();
+        CHECK(save("t", "n", "abc", 3));
+        fake.stored_is_gone = true;
+        CHECK(holds("t", "n", "abc", 3));
+        fake.was_written_again = true;
+        CHECK(nebula_checkpoint_map(checkpoint, "n", &map, &error) == NEBULA_FAILED && !map && strstr(error.message, "written again"));
+        REQUIRE(ok(nebula_checkpoint_map_lazily(checkpoint, "n", &map, &error)));
+        CHECK(nebula_map_read(map, &part, 1, &error) == NEBULA_FAILED && strstr(error.message, "written again"));
+        nebula_map_free(map);
         end();
 }
 
@@ -1643,6 +1839,8 @@ static const struct tap_test tests[] = {
         TEST(a_file_that_no_agent_could_be_told_of_is_captured_again_by_one_that_forgot_it),
         TEST(only_a_commit_that_must_follow_is_waited_for),
         TEST(every_request_follows_the_message_that_a_file_is_complete),
+        TEST(a_file_that_no_agent_could_be_told_of_outlives_the_leave_of_its_session),
+        TEST(a_file_that_is_saved_again_when_its_session_leaves_is_whole),
         TEST(a_version_that_failed_before_the_commit_is_said_to_have_failed),
         TEST(bytes_that_the_caller_fills_are_in_the_file),
         TEST(a_failed_fill_fails_the_save_or_later_the_checkpoint),
@@ -1672,13 +1870,18 @@ static const struct tap_test tests[] = {
         TEST(a_wait_does_not_hold_others_up),
         TEST(waits_one_after_the_other_share_a_connection),
         TEST(an_agent_that_is_silent_is_named_once_in_its_log),
+        TEST(an_agent_that_is_reached_late_has_limited_time_for_its_answer),
         TEST(a_kept_connection_whose_agent_is_gone_is_no_try),
         TEST(a_wait_ends_at_its_time),
         TEST(several_threads_save_at_once),
         TEST(a_forked_child_speaks_for_itself),
         TEST(a_forked_child_s_save_is_whole_when_it_returns),
+        TEST(a_pulse_that_a_forked_child_closes_goes_on_in_its_parent),
+        TEST(a_number_that_the_program_has_closed_and_uses_itself_is_left_alone),
+        TEST(a_watch_of_a_forked_child_leaves_the_numbers_of_its_parent_alone),
         TEST(a_fork_in_the_middle_of_a_save_locks_nothing),
         TEST(files_can_be_added_to_a_found_checkpoint),
+        TEST(a_file_that_storage_lost_meanwhile_comes_from_the_agent_if_it_is_the_same),
         TEST(a_missing_checkpoint_or_file_is_not_found),
         TEST(the_images_of_a_foretold_file_are_mapped_before_its_save), TEST(a_save_waits_until_its_image_is_ready),
         TEST(a_save_does_not_wait_for_all_pages_of_its_image),

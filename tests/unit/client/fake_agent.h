@@ -61,6 +61,8 @@ static struct {
         bool forgets; /* the agent that comes after a death knows nothing */
         enum nebula_status refuse[FAKE_TYPE_COUNT];
         bool lends_too_little;
+        bool stored_is_gone; /* the bytes of files are in storage, and a read of one fails */
+        bool was_written_again; /* storage had other bytes */
         uint32_t spare_count; /* so many spare images are still to be lent */
         bool spares_follow;   /* none is ready, and one will follow */
         bool lends_spare;     /* the next save is lent the newest image again */
@@ -267,6 +269,24 @@ static void fake_find(int fd, const struct ipc_find *request)
         fake_refuse(fd, IPC_FIND, NEBULA_NOT_FOUND);
 }
 
+/* A file of one chunk that was cut off meanwhile. The image has the same bytes, unless the file was written again. */
+static void fake_open_stored(int fd, const struct fake_image *image)
+{
+        size_t size = sizeof(struct ipc_opened) + sizeof(uint64_t);
+        struct ipc_opened *answer = calloc(1, size);
+        char *bytes = calloc(1, image->size);
+        int file = os->memfd("stored");
+
+        *answer = (struct ipc_opened){ .size = image->size, .format = image->format, .chunk_bytes = IMAGE_CHUNK_BYTES, .chunk_count = 1 };
+        os->pread(image->fd, bytes, image->size, 0);
+        bytes[0] ^= fake.was_written_again;
+        answer->crc64[0] = sum_crc64(0, bytes, image->size);
+        ipc_send(fd, IPC_OPEN, NEBULA_OK, answer, size, file, NULL);
+        free(bytes);
+        free(answer);
+        os->close(file);
+}
+
 static void fake_open(int fd, const struct ipc_open *request)
 {
         const struct fake_image *image = fake_image(request->version_id, request->name);
@@ -274,6 +294,10 @@ static void fake_open(int fd, const struct ipc_open *request)
 
         if (!image) {
                 fake_refuse(fd, IPC_OPEN, NEBULA_NOT_FOUND);
+                return;
+        }
+        if (fake.stored_is_gone && request->reads_storage != IPC_READS_NONE) {
+                fake_open_stored(fd, image);
                 return;
         }
         answer.size = image->size;
@@ -447,7 +471,7 @@ static void fake_start(void)
 
         fake.nonce = 1000;
         fake.next_id = 0;
-        fake.forgets = fake.lends_too_little = false;
+        fake.forgets = fake.lends_too_little = fake.stored_is_gone = fake.was_written_again = false;
         memset(fake.seen, 0, sizeof fake.seen);
         fake.commit_count = fake.image_refusals = 0;
         memset(fake.die_at, 0, sizeof fake.die_at);

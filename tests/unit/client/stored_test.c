@@ -111,7 +111,7 @@ static void a_flipped_byte_is_found(void)
                 char *data = room_of(BYTES_MAX);
 
                 CHECK(!stored_fetch_all(stored, data));
-                stored_fill(stored, data, bytes); /* no page waits for contents any more */
+                CHECK(stored_fill(stored, data, bytes)); /* no page waits for contents any more */
                 CHECK(!memcmp(data, bytes, BYTES_MAX));
                 os->unmap(data, BYTES_MAX);
                 stored_free(stored);
@@ -155,7 +155,7 @@ static void memory_that_was_not_filled_is_ordinary_memory(void)
                 is_read = stored_fetch_all(stored, data);
                 CHECK(!is_read || fills == 3); /* 3: this machine does not fill */
                 if (!is_read)
-                        stored_fill(stored, data, bytes);
+                        CHECK(stored_fill(stored, data, bytes));
                 CHECK(!memcmp(data, bytes, BYTES_MAX));
                 os->unmap(data, BYTES_MAX);
                 stored_free(stored);

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -457,6 +458,25 @@ static void a_descriptor_travels_with_its_bytes(void)
         os->close(fds[1]);
 }
 
+static void a_descriptor_for_which_a_process_has_no_number_is_an_error(void)
+{
+        struct rlimit limit, none;
+        char data[4] = "";
+        int fds[2], passed = -1;
+        int64_t result;
+
+        REQUIRE(os->socketpair(fds) == 0 && !getrlimit(RLIMIT_NOFILE, &limit));
+        CHECK(os->send(fds[0], "abc", 3, fds[0]) == 3);
+        none = limit;
+        none.rlim_cur = 3;
+        REQUIRE(!setrlimit(RLIMIT_NOFILE, &none));
+        result = os->receive(fds[1], data, 3, &passed);
+        CHECK(result == -EMFILE && passed == -1);
+        REQUIRE(!setrlimit(RLIMIT_NOFILE, &limit));
+        os->close(fds[0]);
+        os->close(fds[1]);
+}
+
 static void a_socket_file_admits_users_that_may_open_it(void)
 {
         struct os_stat found;
@@ -759,7 +779,7 @@ TAP_MAIN(TEST(failures_are_negative_errnos), TEST(written_bytes_are_read_back_at
          TEST(directories_are_made_and_trees_removed_without_following_links),
          TEST(below_a_root_no_link_is_followed), TEST(below_a_root_no_link_is_followed_where_the_kernel_does_not_help),
          TEST(a_directory_that_changes_places_with_a_link_leads_nowhere_out),
-         TEST(a_descriptor_travels_with_its_bytes), TEST(a_program_without_standard_output_prints_into_no_descriptor_of_ours), TEST(a_socket_file_admits_users_that_may_open_it), TEST(a_listener_that_never_accepts_blocks_no_connect), TEST(signals_end_no_connect_that_waits_for_a_busy_listener),
+         TEST(a_descriptor_travels_with_its_bytes), TEST(a_descriptor_for_which_a_process_has_no_number_is_an_error), TEST(a_program_without_standard_output_prints_into_no_descriptor_of_ours), TEST(a_socket_file_admits_users_that_may_open_it), TEST(a_listener_that_never_accepts_blocks_no_connect), TEST(signals_end_no_connect_that_waits_for_a_busy_listener),
         TEST(threads_leave_signals_to_the_program_but_those_of_their_own_faults),
          TEST(a_thread_is_kept_off_the_processor_of_the_caller_where_there_is_another),
          TEST(memory_is_mapped_shared_and_punched), TEST(a_large_file_is_mapped_where_its_huge_pages_fit), TEST(a_program_runs_to_its_end), TEST(what_a_program_prints_is_read_within_a_time_and_a_size),
