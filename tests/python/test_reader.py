@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -328,6 +329,47 @@ def test_the_command_follow_runs_a_program_with_each_checkpoints_files(place):
     once = subprocess.run([nebula_command, "follow", "--path", place.storage, "--once", "--exec", "ls {}; exit 3"], capture_output=True, text=True)
     assert once.returncode == 1 and once.stdout == "w.pt\n" and "ended with status 3" in once.stderr
     trainer.end()
+
+
+# `nebula follow` may be killed while `nebula restore` puts a checkpoint's files into /dev/shm, or while its command reads them.
+def test_the_next_follow_removes_what_a_killed_one_has_left(place, tmp_path):
+    session = nebula.Session(str(place.storage), world=1, persistent_time_interval=0, on_error="raise")
+    with session.checkpoint("first") as checkpoint:
+        checkpoint.save_bytes("w.pt", b"values")
+    checkpoint.wait("durable", 60)
+    nebula_command = locate.agent_path() or os.environ["NEBULA_AGENT_PATH"]
+    gate, planted = tmp_path / "gate", Path(f"/dev/shm/nebula-follow-{os.getpid()}0000")
+    os.mkfifo(gate)
+    kept, linked = tmp_path / "kept", planted.with_name(planted.name + "1")
+
+    def next_follow():
+        done = subprocess.run([nebula_command, "follow", place.storage, "--once", "--exec", "ls {}"], capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "w.pt\n", "")
+
+    # killed while its command reads, whose shell is killed later
+    words = [nebula_command, "follow", place.storage, "--exec", f"echo $$; cat {gate}; ls {{}} || echo lost; cat {gate}"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as follow:
+        shell = int(follow.stdout.readline())
+        directory = Path(f"/dev/shm/nebula-follow-{follow.pid}")
+        follow.kill()
+        follow.wait()
+        next_follow()
+        gate.write_bytes(b"")
+        assert follow.stdout.readline() == "w.pt\n", "the command had lost its files"
+        reader = int(Path(f"/proc/{shell}/task/{shell}/children").read_text())  # `cat` has the lock, too
+        for process in (shell, reader):
+            os.kill(process, signal.SIGKILL)
+    assert directory.exists()
+    # a lock that no process has is all that the next one looks at; it follows no link
+    planted.mkdir()
+    (planted / "left").write_bytes(b"by a restore")
+    kept.mkdir()
+    linked.symlink_to(kept)
+    try:
+        next_follow()
+        assert not directory.exists() and not planted.exists() and kept.exists() and linked.is_symlink()
+    finally:
+        linked.unlink()
 
 
 # fault (Storage): `nebula follow` cannot put the files of a checkpoint into its directory, for example because that is full.
