@@ -14,6 +14,8 @@
 #include "os/os.h"
 #include "store/manifest.h"
 
+#define COMPLAINT "nebula: " /* cli_complain */
+#define REASON_MAX 1024
 #define POLL_MS 5000 /* between looks at storage: a checkpoint of this node is noticed at once */
 
 struct follow {
@@ -110,23 +112,48 @@ static int run_command(const struct follow *follow, const char *directory)
         return result ? CLI_WRONG : CLI_OK;
 }
 
+/* Reads the last line that `nebula restore` has printed to its stderr: the reason of its failure. Without one, *reason stays as it is. */
+static void read_reason(int fd, char reason[REASON_MAX])
+{
+        char text[REASON_MAX], *begin = text;
+        struct os_stat stat;
+        int64_t length = -1;
+
+        if (!os->fstat(fd, &stat))
+                length = os->pread(fd, text, sizeof text - 1, stat.size < sizeof text ? 0 : stat.size - (sizeof text - 1));
+        while (length > 0 && text[length - 1] == '\n')
+                length--;
+        if (length <= 0)
+                return;
+        text[length] = 0;
+        if (strrchr(text, '\n'))
+                begin = strrchr(text, '\n') + 1;
+        if (!strncmp(begin, COMPLAINT, sizeof COMPLAINT - 1))
+                begin += sizeof COMPLAINT - 1;
+        strcpy(reason, begin);
+}
+
 /* Puts the files of the version into a new directory. If storage or the directory has failed, another try may succeed. */
 static int unpack(struct follow *follow, const char *directory)
 {
         char *words[] = { (char[]){ "nebula" }, (char[]){ "restore" }, (char[]){ "--to" }, (char *)(uintptr_t)directory, (char[]){ "--path" },
                           (char *)(uintptr_t)follow->common.path, (char[]){ "--" }, (char *)(uintptr_t)follow->tag, NULL };
         bool is_told = !strcmp(follow->left, follow->tag);
-        char reason[200];
-        int code = 0, result = 0;
+        char reason[REASON_MAX];
+        int code = 0, result = 0, errors = os->memfd("nebula-follow");
 
         follow->left[0] = 0;
         if (follow->is_own)
                 result = follow_directory_take(follow->directory, &follow->lock);
         if (!result) {
                 os_remove_tree(directory);
-                result = os->spawn("/proc/self/exe", words, (const int[3]){ follow->lock, -1, -1 }, &code); /* it needs no stdin */
+                result = os->spawn("/proc/self/exe", words, (const int[3]){ follow->lock, -1, errors }, &code); /* it needs no stdin */
         }
         snprintf(reason, sizeof reason, "`nebula restore` ends with %d", code);
+        if (errors >= 0) {
+                read_reason(errors, reason);
+                os->close(errors);
+        }
         if (result < 0) {
                 code = CLI_UNREACHABLE;
                 snprintf(reason, sizeof reason, "%s", os_error_text(result));

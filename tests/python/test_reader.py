@@ -383,7 +383,9 @@ def test_the_command_follow_tries_again_what_it_could_not_put_there(place, tmp_p
     words = [locate.agent_path() or os.environ["NEBULA_AGENT_PATH"], "follow", place.storage, "--in", directory, "--exec", "ls {}; echo done"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follow:
         try:
-            assert f"the files of global_step1 cannot be put into {directory}/global_step1 yet" in follow.stderr.readline()
+            line = follow.stderr.readline()
+            assert f"the files of global_step1 cannot be put into {directory}/global_step1 yet: " in line
+            assert line.endswith(f"yet: cannot make the directory {directory}/global_step1: Not a directory\n"), line
             directory.unlink()
             assert [follow.stdout.readline() for _ in range(2)] == ["w.pt\n", "done\n"]
         finally:
