@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import math
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -22,7 +24,7 @@ import pytest
 import torch
 from nebulaml._session import about
 from nebulaml.errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaTimeout
-from nebulaml.weights.publication import About, Layout, number_of, tag_of
+from nebulaml.weights.publication import About, Layout, number_of, tag_of, tensors_of
 from processes import stop
 from safetensors.torch import load_file
 from waiting import until
@@ -660,6 +662,25 @@ def test_a_follower_without_room_says_so_and_goes_on_when_there_is_some(place, f
 def test_a_header_that_names_no_tensors_of_the_file_is_damage(text):
     with pytest.raises(NebulaCorrupt):
         Layout.of(memoryview(text))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "reason"),
+    [
+        ({"shape": [3]}, "does not fit its 8 bytes"), ({"shape": [-1]}, "no list of lengths"), ({"shape": [2.0]}, "no list of lengths"),
+        ({"shape": "2"}, "no list of lengths"), ({"shape": [2**70, 2]}, "does not fit"), ({"shape": [0]}, "does not fit"), ({"dtype": "F31"}, "the type 'F31'"),
+        ({"dtype": []}, "the type"), ({"data_offsets": [8, 16]}, "at "), ({"data_offsets": [-8, 0]}, "at "), ({"dtype": "F64"}, "does not fit"),
+    ],
+)  # fmt: skip
+def test_a_tensor_that_does_not_fit_its_bytes_is_damage_with_its_name(tmp_path, tensor, reason):
+    head = json.dumps({"layer.weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | tensor}).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(head).to_bytes(8, "little") + head + bytes(8))
+    with pytest.raises(NebulaCorrupt, match=f"layer.weight.*{re.escape(reason)}"):
+        tensors_of(file)
+    file.write_bytes(b"")
+    with pytest.raises(NebulaCorrupt, match="is empty"):
+        tensors_of(file)
 
 
 def test_tags_and_metadata_of_other_checkpoints_are_not_taken_for_publications():
