@@ -647,6 +647,24 @@ def test_the_memory_of_a_follower_that_was_killed_is_freed_by_the_next_one_and_t
     assert not living.exists()
 
 
+def test_what_an_engine_makes_in_the_directory_does_not_keep_the_next_weights_from_it(place, follower, tmp_path, caplog):
+    state, kept = weights(), tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_bytes(b"of the engine")
+    with nm.Publisher(state, place.storage, full_every=2) as publisher:
+        for step in range(1, 7):  # each slot is copied to, copied from, and emptied
+            train(state, step)
+            publisher.publish(step)
+            version = follower.prepare(60)
+            assert version is not None and version.step == step and same(version.tensors(), state), caplog.text
+            version.commit()
+            (version.directory / "cache" / "deep").mkdir(parents=True, exist_ok=True)
+            (version.directory / "cache" / "deep" / "file").write_bytes(b"x")
+            if not (version.directory / "link").is_symlink():
+                (version.directory / "link").symlink_to(kept)
+    assert "cannot be staged" not in caplog.text and (kept / "file").read_bytes() == b"of the engine"
+
+
 def test_a_follower_without_room_says_so_and_goes_on_when_there_is_some(place, follower, caplog):
     state = weights()
     with nm.Publisher(state, place.storage) as publisher:
