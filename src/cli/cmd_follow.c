@@ -7,17 +7,22 @@
 #include "base/error.h"
 #include "cli/cli.h"
 #include "cli/follow_best.h"
+#include "cli/follow_directory.h"
 #include "cli/target.h"
 #include "cli/term.h"
 #include "ipc/ipc.h"
 #include "os/os.h"
 #include "store/manifest.h"
 
+#define COMPLAINT "nebula: " /* cli_complain */
+#define REASON_MAX 1024
 #define POLL_MS 5000 /* between looks at storage: a checkpoint of this node is noticed at once */
 
 struct follow {
         struct cli_common common;
         const char *command, *directory; /* directory: in it each checkpoint gets one of its own */
+        bool is_own; /* the directory is of this process: it is locked, and the last command that uses it removes it */
+        int lock;    /* of that directory; -1: none */
         bool once;
         struct follow_best best; /* metric "": every checkpoint counts */
         nebula_session *session;
@@ -94,7 +99,11 @@ static int run_command(const struct follow *follow, const char *directory)
         int result;
 
         fflush(stdout);
+        if (follow->is_own)
+                os->inherit(follow->lock, true); /* so it lasts as long as the shell */
         result = command ? system(command) : -1; /* the user's own command, as their shell would run it */
+        if (follow->is_own)
+                os->inherit(follow->lock, false);
         free(command);
         if ((result & 127) == SIGINT || result >> 8 == 130)
                 exit(CLI_OK); /* Ctrl-C is meant for both */
@@ -103,24 +112,56 @@ static int run_command(const struct follow *follow, const char *directory)
         return result ? CLI_WRONG : CLI_OK;
 }
 
+/* Reads the last line that `nebula restore` has printed to its stderr: the reason of its failure. Without one, *reason stays as it is. */
+static void read_reason(int fd, char reason[REASON_MAX])
+{
+        char text[REASON_MAX], *begin = text;
+        struct os_stat stat;
+        int64_t length = -1;
+
+        if (!os->fstat(fd, &stat))
+                length = os->pread(fd, text, sizeof text - 1, stat.size < sizeof text ? 0 : stat.size - (sizeof text - 1));
+        while (length > 0 && text[length - 1] == '\n')
+                length--;
+        if (length <= 0)
+                return;
+        text[length] = 0;
+        if (strrchr(text, '\n'))
+                begin = strrchr(text, '\n') + 1;
+        if (!strncmp(begin, COMPLAINT, sizeof COMPLAINT - 1))
+                begin += sizeof COMPLAINT - 1;
+        strcpy(reason, begin);
+}
+
 /* Puts the files of the version into a new directory. If storage or the directory has failed, another try may succeed. */
 static int unpack(struct follow *follow, const char *directory)
 {
         char *words[] = { (char[]){ "nebula" }, (char[]){ "restore" }, (char[]){ "--to" }, (char *)(uintptr_t)directory, (char[]){ "--path" },
                           (char *)(uintptr_t)follow->common.path, (char[]){ "--" }, (char *)(uintptr_t)follow->tag, NULL };
         bool is_told = !strcmp(follow->left, follow->tag);
-        int code = 0, result;
+        char reason[REASON_MAX];
+        int code = 0, result = 0, errors = os->memfd("nebula-follow");
 
         follow->left[0] = 0;
-        os_remove_tree(directory);
-        result = os->spawn("/proc/self/exe", words, &code);
-        if (result < 0)
+        if (follow->is_own)
+                result = follow_directory_take(follow->directory, &follow->lock);
+        if (!result) {
+                os_remove_tree(directory);
+                result = os->spawn("/proc/self/exe", words, (const int[3]){ follow->lock, -1, errors }, &code); /* it needs no stdin */
+        }
+        snprintf(reason, sizeof reason, "`nebula restore` ends with %d", code);
+        if (errors >= 0) {
+                read_reason(errors, reason);
+                os->close(errors);
+        }
+        if (result < 0) {
                 code = CLI_UNREACHABLE;
+                snprintf(reason, sizeof reason, "%s", os_error_text(result));
+        }
         if (code == CLI_UNREACHABLE && !follow->once)
                 strcpy(follow->left, follow->tag);
         if (code && code != CLI_NOT_FOUND && !(is_told && *follow->left))
-                cli_complain("the files of %s cannot be put into %s%s: `nebula restore` ends with %d", follow->tag, directory,
-                             *follow->left ? " yet" : "", code);
+                cli_complain("the files of %s cannot be put into %s%s: %s", follow->tag, directory, *follow->left ? " yet" : "", reason);
         return code;
 }
 
@@ -141,6 +182,8 @@ static int handle(struct follow *follow)
         if (!code)
                 return run_command(follow, directory);
         os_remove_tree(directory);
+        if (follow->is_own)
+                os->rmdir(follow->directory);
         return code;
 }
 
@@ -206,7 +249,7 @@ static int run(struct follow *follow)
 
 int command_follow(int argc, char **argv)
 {
-        struct follow follow = { 0 };
+        struct follow follow = { .lock = -1 };
         const char *best = NULL;
         const struct args_option options[] = {
                 CLI_COMMON(follow.common), { "exec", ARGS_TEXT, &follow.command }, { "in", ARGS_TEXT, &follow.directory }, { "once", ARGS_FLAG, &follow.once },
@@ -227,13 +270,16 @@ int command_follow(int argc, char **argv)
                 return cli_fail(follow.common.json, &error);
         store_close(store);
         follow.common.path = path;
-        snprintf(directory, sizeof directory, "/dev/shm/nebula-follow-%u", os->pid());
-        if (!follow.directory)
+        snprintf(directory, sizeof directory, FOLLOW_DIRECTORY "%u", os->pid());
+        follow.is_own = !follow.directory;
+        if (follow.is_own)
                 follow.directory = directory;
         if (follow.directory[0] != '/' || strpbrk(follow.directory, ACTS_IN_QUOTES))
                 return cli_usage_error("follow", "--in is \"%.200s\": give an absolute path without quotes, $, ` and \\", follow.directory);
         if (best && !follow_best_parse(best, &follow.best))
                 return cli_usage_error("follow", "--best is \"%.200s\": give METRIC, METRIC:min or METRIC:max", best);
+        if (follow.command)
+                follow_directory_sweep();
         nebula_options_init(&settings);
         settings.persist_path = path;
         settings.is_reader = 1;
@@ -241,6 +287,8 @@ int command_follow(int argc, char **argv)
                 return cli_fail(follow.common.json, &error);
         code = run(&follow);
         nebula_session_close(follow.session);
+        if (follow.lock >= 0)
+                os->close(follow.lock);
         follow_best_done(&follow.best);
         return code;
 }

@@ -79,7 +79,7 @@ static enum nebula_status save_and_kill(struct life *life, struct nebula_error *
         int code = 0, result = -1;
 
         if (url && !setenv(PATH_NAME, url, 1))
-                result = os->spawn("/proc/self/exe", words, &code);
+                result = os->spawn("/proc/self/exe", words, NULL, &code);
         if (before)
                 setenv(PATH_NAME, before, 1);
         else

@@ -105,7 +105,7 @@ enum nebula_status client_start_agent(const struct client_settings *settings, bo
                 status = find_program(settings, path, error);
         if (status != NEBULA_OK)
                 return status;
-        result = os->spawn(path, argv, &exit_status);
+        result = os->spawn(path, argv, NULL, &exit_status);
         if (result < 0 && result != -ECHILD) /* -ECHILD: the program ignores SIGCHLD, so the exit status is lost */
                 return error_set(error, NEBULA_UNAVAILABLE, -result, "the agent cannot be started: %.300s does not run",
                                  path);

@@ -119,6 +119,7 @@ struct os_table {
         int (*open)(const char *path, int flags);                  /* never blocks, not even on a FIFO */
         int (*close)(int fd);
         int (*duplicate)(int fd);                                  /* another descriptor of the same open file */
+        int (*inherit)(int fd, bool on);                           /* whether programs that system() starts have the descriptor, too */
         int64_t (*pread)(int fd, void *data, size_t size, uint64_t offset);
         int64_t (*pread_cached)(int fd, void *data, size_t size, uint64_t offset); /* -EAGAIN: the disk would be read; -EOPNOTSUPP: unknown */
         int64_t (*pwrite)(int fd, const void *data, size_t size, uint64_t offset);
@@ -191,7 +192,8 @@ struct os_table {
         int (*watch)(int set, int fd, void *key, enum os_watch how);
         int (*watch_wait)(int set, void **ret_keys, size_t count, int64_t timeout_ms); /* returns the number of keys; timeout_ms < 0: no timeout */
         /* processes and time */
-        int (*spawn)(const char *path, char *const argv[], int *ret_exit);       /* runs the program to its end; stdio on /dev/null */
+        /* Runs the program to its end. stdio: becomes its stdin, stdout and stderr; -1, or a NULL pointer: /dev/null */
+        int (*spawn)(const char *path, char *const argv[], const int stdio[3], int *ret_exit);
         /* Runs the program and reads what it prints, at most `room` bytes. It runs in a process group of its own, which is killed when the
          * time is over (-ETIMEDOUT) or when it prints more (-EFBIG). Its other stdio is /dev/null. */
         int (*run)(const char *path, char *const argv[], int64_t timeout_ms, char *text, size_t room, size_t *ret_size, int *ret_exit);

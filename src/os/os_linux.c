@@ -123,6 +123,11 @@ static int linux_duplicate(int fd)
         return os_linux_descriptor(fcntl(fd, F_DUPFD_CLOEXEC, 0));
 }
 
+static int linux_inherit(int fd, bool on)
+{
+        return result_of(fcntl(fd, F_SETFD, on ? 0 : FD_CLOEXEC));
+}
+
 static int64_t linux_pread(int fd, void *data, size_t size, uint64_t offset)
 {
         return size_result_of(pread(fd, data, transfer_size(size), (off_t)offset));
@@ -528,7 +533,7 @@ static uint32_t linux_cpu_count(void)
 }
 
 const struct os_table os_linux = {
-        .open = linux_open, .close = linux_close, .duplicate = linux_duplicate,
+        .open = linux_open, .close = linux_close, .duplicate = linux_duplicate, .inherit = linux_inherit,
         .pread = linux_pread, .pread_cached = linux_pread_cached, .pwrite = linux_pwrite, .read = linux_read, .write = linux_write,
         .fsync = linux_fsync, .truncate = linux_truncate, .allocate = linux_allocate, .punch = linux_punch,
         .lock = linux_lock, .stat = linux_stat, .fstat = linux_fstat, .space = linux_space,

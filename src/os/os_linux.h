@@ -64,7 +64,7 @@ uint64_t os_linux_memory_free(void);
 uint32_t os_linux_memory_stalled(void);
 
 /* os_spawn.c */
-int os_linux_spawn(const char *path, char *const argv[], int *ret_exit);
+int os_linux_spawn(const char *path, char *const argv[], const int stdio[3], int *ret_exit);
 /* Not NULL: it runs programs in place of this process (os_programs.c). Set it before threads start. */
 extern int (*os_runs_elsewhere)(const char *path, char *const argv[], int64_t timeout_ms, char *text, size_t room, size_t *ret_size, int *ret_exit);
 int os_linux_run(const char *path, char *const argv[], int64_t timeout_ms, char *text, size_t room, size_t *ret_size, int *ret_exit);

@@ -34,8 +34,8 @@ static int set_signals(posix_spawnattr_t *attributes, int more)
         return posix_spawnattr_setflags(attributes, (short)(POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | more));
 }
 
-/* Starts a program. out: becomes its stdout, and it leads a process group of its own; -1: neither. */
-static int start(const char *path, char *const argv[], int out, pid_t *ret_pid)
+/* Starts a program. stdio: see os->spawn. leads: a process group of its own. */
+static int start(const char *path, char *const argv[], const int stdio[3], bool leads, pid_t *ret_pid)
 {
         posix_spawn_file_actions_t actions;
         posix_spawnattr_t attributes;
@@ -47,12 +47,13 @@ static int start(const char *path, char *const argv[], int out, pid_t *ret_pid)
         result = posix_spawnattr_init(&attributes);
         if (result)
                 goto done_actions;
-        result = set_signals(&attributes, out < 0 ? 0 : POSIX_SPAWN_SETPGROUP); /* whose default is a new group */
-        if (!result && out >= 0)
-                result = posix_spawn_file_actions_adddup2(&actions, out, 1);
-        for (int fd = 0; fd < 3 && !result; fd++)
-                if (fd != 1 || out < 0)
+        result = set_signals(&attributes, leads ? POSIX_SPAWN_SETPGROUP : 0); /* whose default is a new group */
+        for (int fd = 0; fd < 3 && !result; fd++) {
+                if (stdio && stdio[fd] >= 0)
+                        result = posix_spawn_file_actions_adddup2(&actions, stdio[fd], fd);
+                else
                         result = posix_spawn_file_actions_addopen(&actions, fd, "/dev/null", fd ? O_WRONLY : O_RDONLY, 0);
+        }
 #if defined(__GLIBC__) && __GLIBC_PREREQ(2, 34)
         if (!result)
                 result = posix_spawn_file_actions_addclosefrom_np(&actions, 3);
@@ -65,10 +66,10 @@ done_actions:
         return -result;
 }
 
-int os_linux_spawn(const char *path, char *const argv[], int *ret_exit)
+int os_linux_spawn(const char *path, char *const argv[], const int stdio[3], int *ret_exit)
 {
         pid_t pid;
-        int result = start(path, argv, -1, &pid);
+        int result = start(path, argv, stdio, false, &pid);
 
         return result ? result : wait_for(pid, ret_exit);
 }
@@ -128,7 +129,7 @@ int os_linux_run(const char *path, char *const argv[], int64_t timeout_ms, char 
                 return os_runs_elsewhere(path, argv, timeout_ms, text, room, ret_size, ret_exit);
         if (pipe2(fds, O_CLOEXEC))
                 return -errno;
-        result = start(path, argv, fds[1], &pid);
+        result = start(path, argv, (const int[3]){ -1, fds[1], -1 }, true, &pid);
         close(fds[1]);
         if (result)
                 goto done;

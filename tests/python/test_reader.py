@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -330,6 +331,47 @@ def test_the_command_follow_runs_a_program_with_each_checkpoints_files(place):
     trainer.end()
 
 
+# `nebula follow` may be killed while `nebula restore` puts a checkpoint's files into /dev/shm, or while its command reads them.
+def test_the_next_follow_removes_what_a_killed_one_has_left(place, tmp_path):
+    session = nebula.Session(str(place.storage), world=1, persistent_time_interval=0, on_error="raise")
+    with session.checkpoint("first") as checkpoint:
+        checkpoint.save_bytes("w.pt", b"values")
+    checkpoint.wait("durable", 60)
+    nebula_command = locate.agent_path() or os.environ["NEBULA_AGENT_PATH"]
+    gate, planted = tmp_path / "gate", Path(f"/dev/shm/nebula-follow-{os.getpid()}0000")
+    os.mkfifo(gate)
+    kept, linked = tmp_path / "kept", planted.with_name(planted.name + "1")
+
+    def next_follow():
+        done = subprocess.run([nebula_command, "follow", place.storage, "--once", "--exec", "ls {}"], capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "w.pt\n", "")
+
+    # killed while its command reads, whose shell is killed later
+    words = [nebula_command, "follow", place.storage, "--exec", f"echo $$; cat {gate}; ls {{}} || echo lost; cat {gate}"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as follow:
+        shell = int(follow.stdout.readline())
+        directory = Path(f"/dev/shm/nebula-follow-{follow.pid}")
+        follow.kill()
+        follow.wait()
+        next_follow()
+        gate.write_bytes(b"")
+        assert follow.stdout.readline() == "w.pt\n", "the command had lost its files"
+        reader = int(Path(f"/proc/{shell}/task/{shell}/children").read_text())  # `cat` has the lock, too
+        for process in (shell, reader):
+            os.kill(process, signal.SIGKILL)
+    assert directory.exists()
+    # a lock that no process has is all that the next one looks at; it follows no link
+    planted.mkdir()
+    (planted / "left").write_bytes(b"by a restore")
+    kept.mkdir()
+    linked.symlink_to(kept)
+    try:
+        next_follow()
+        assert not directory.exists() and not planted.exists() and kept.exists() and linked.is_symlink()
+    finally:
+        linked.unlink()
+
+
 # fault (Storage): `nebula follow` cannot put the files of a checkpoint into its directory, for example because that is full.
 # result: It says so once, and tries again until it can, or until there is a newer one.
 def test_the_command_follow_tries_again_what_it_could_not_put_there(place, tmp_path):
@@ -341,7 +383,9 @@ def test_the_command_follow_tries_again_what_it_could_not_put_there(place, tmp_p
     words = [locate.agent_path() or os.environ["NEBULA_AGENT_PATH"], "follow", place.storage, "--in", directory, "--exec", "ls {}; echo done"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follow:
         try:
-            assert f"the files of global_step1 cannot be put into {directory}/global_step1 yet" in follow.stderr.readline()
+            line = follow.stderr.readline()
+            assert f"the files of global_step1 cannot be put into {directory}/global_step1 yet: " in line
+            assert line.endswith(f"yet: cannot make the directory {directory}/global_step1: Not a directory\n"), line
             directory.unlink()
             assert [follow.stdout.readline() for _ in range(2)] == ["w.pt\n", "done\n"]
         finally:

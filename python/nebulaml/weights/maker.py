@@ -30,6 +30,7 @@ log = logging.getLogger("nebulaml")
 
 NICENESS = 10
 DENSE = 2  # a delta of more than 1/DENSE of the bytes is no gain
+CHAIN = 2  # after deltas of more than CHAIN times the bytes of the whole one, a whole one follows: storage and late followers have to take them
 CHAINS = 2  # whole publications that stay, with the deltas after them
 LIVE_S = 300.0  # the snapshot of a living trainer is there after this time
 ORPHAN_S = 10.0  # and that of a dead one: no process copies them now, but the agent may have to start
@@ -61,6 +62,7 @@ class Maker:
         memory.session(patient=True)
         self._memory = Session._of(memory)
         self._base: Base | None = None
+        self._chain = 0  # bytes of the deltas since the last whole publication
         self._begin(path)
 
     def _begin(self, path: str) -> None:
@@ -121,19 +123,21 @@ class Maker:
         base = self._base
         if base is None or base.layout.head != layout.head or len(base.data) != len(data):
             return None
-        if self._next - base.about.first >= self._full_every:
+        if self._next - base.about.first >= self._full_every or self._chain > CHAIN * len(data):
             return None
         delta, parts = _nebula.delta_make(base.data, data, base.layout.parts, len(data) // DENSE)
         if delta is None:
             return None
         about = About(self._next, step, base.about.first, _nebula.delta_state_sum(parts), self._name)
         self._write(about, {DELTA: delta})
+        self._chain += len(delta)
         return about, Layout(layout.head, parts)
 
     def _whole(self, step: int, layout: Layout, data: memoryview) -> tuple[About, Layout]:
         parts = _nebula.delta_sums(data, layout.parts)
         about = About(self._next, step, self._next, _nebula.delta_state_sum(parts), self._name)
         self._write(about, {WEIGHTS: data, **{EXTRA + name: content for name, content in self._files.items()}})
+        self._chain = 0
         return about, Layout(layout.head, parts)
 
     def _look(self) -> None:

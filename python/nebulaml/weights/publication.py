@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
+import math
 import mmap
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -141,22 +142,27 @@ def size_of(head: bytes) -> int:
 
 
 def tensors_of(path: Path) -> dict[str, Any]:
-    """Returns the tensors of a safetensors file, in a private mapping of it."""
+    """Returns the tensors of a safetensors file, in a private mapping of it. Raises NebulaCorrupt if the header does not fit the bytes."""
     import torch
 
     from ..integrations.redirect import SAFETENSORS_DTYPES
 
     dtypes = {name: getattr(torch, text.removeprefix("torch.")) for text, name in SAFETENSORS_DTYPES.items()}
     with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise NebulaCorrupt(f"{path} is empty")  # which no mapping can be of
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    head = int.from_bytes(memory[:8], "little") + 8
+    head, places = _read_head(memoryview(memory))
+    said = documents.parse(head[8:])
     tensors = {}
-    for name, about in json.loads(memory[8:head]).items():
-        if name == "__metadata__":
-            continue
-        begin, end = about["data_offsets"]
-        data = torch.empty(0, dtype=torch.uint8)
-        if end > begin:
-            data = torch.frombuffer(memory, dtype=torch.uint8, count=end - begin, offset=head + begin)
-        tensors[name] = data.view(dtypes[about["dtype"]]).reshape(about["shape"])
+    for name, (offset, size, dtype) in places.items():
+        shape = said[name].get("shape")
+        if not isinstance(dtype, str) or dtype not in dtypes:
+            raise NebulaCorrupt(f"tensor {name!r} of {path} has the type {dtype!r}, which Nebula does not know")
+        if not isinstance(shape, list) or any(type(length) is not int or length < 0 for length in shape):
+            raise NebulaCorrupt(f"tensor {name!r} of {path} has the shape {shape!r}, which is no list of lengths")
+        if size != math.prod(shape) * dtypes[dtype].itemsize or offset < len(head) or offset + size > len(memory):
+            raise NebulaCorrupt(f"tensor {name!r} of {path} has the shape {shape} of {dtype}, which does not fit its {size} bytes at {offset}")
+        data = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=offset) if size else torch.empty(0, dtype=torch.uint8)
+        tensors[name] = data.view(dtypes[dtype]).reshape(shape)
     return tensors

@@ -50,7 +50,8 @@ class Publisher:
         parameters and persistent buffers, by the names of its state_dict. Tied weights are published once, under the first of their names.
     path: a directory or a URL, used for nothing else.
     dtype: floating-point tensors are published as this type, for example torch.bfloat16. None: as they are.
-    full_every: after so many publications a whole one is written. Others are deltas, unless half of the bytes have changed.
+    full_every: after so many publications a whole one is written. Others are deltas, unless half of the bytes have changed
+        or the deltas have become larger than twice the weights.
     files: a directory, or bytes by name: what an engine needs beside the weights, such as config.json and the tokenizer's files.
     name: the name of the weights' file in an engine's directory.
 

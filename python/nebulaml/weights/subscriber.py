@@ -123,6 +123,13 @@ def _opened(directory: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
+def _remove(entry: Path) -> None:
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink()
+
+
 class Slot:
     """One copy of the weights, in a directory. ``about``: the publication that it has; None: none, or a half changed one."""
 
@@ -149,7 +156,13 @@ class Slot:
         self.about = self._memory = self._file = None
         self.ranks = {}
         for entry in self.directory.iterdir():
-            entry.unlink()
+            _remove(entry)
+
+    def copy_to(self, other: Slot) -> None:
+        """Copies the files. A publication has no directories and links: an engine has made those."""
+        for entry in self.directory.iterdir():
+            if entry.is_file() and not entry.is_symlink():
+                shutil.copyfile(entry, other.directory / entry.name)
 
 
 class Link(NamedTuple):
@@ -406,8 +419,7 @@ class Subscriber:
         try:
             if not slot.ranks and other.ranks and other.about is not None and other.about.name == about.name:
                 slot.forget()
-                for entry in other.directory.iterdir():
-                    shutil.copyfile(entry, slot.directory / entry.name)
+                other.copy_to(slot)
                 slot.ranks = dict(other.ranks)
             self._bring(slot, found, about)
         except NebulaError:
@@ -493,7 +505,7 @@ class Subscriber:
                 os.posix_fallocate(file.fileno(), 0, size)  # the last try may have failed at that
                 for entry in slot.directory.iterdir():  # another run may publish other files
                     if entry != path:
-                        entry.unlink()
+                        _remove(entry)
                 self._copy_extras(slot, wholes[0])
                 return
         slot.forget()
@@ -518,8 +530,7 @@ class Subscriber:
         if not self._is_on(other, about) or other.about == about:
             raise NebulaCorrupt("no copy of this chain is here")
         slot.forget()
-        for entry in other.directory.iterdir():
-            shutil.copyfile(entry, slot.directory / entry.name)
+        other.copy_to(slot)
         slot.about, slot.total = other.about, other.total
 
     def _checkpoint(self, number: int) -> Checkpoint:

@@ -188,13 +188,31 @@ refused:
         log_event(LOG_LEVEL_WARN, "publish requests are lost: %s: %s", path, error.message);
 }
 
+/* A list that cannot be read stays: the next agent may be able to. */
+static void adopt_list(struct catalogue *catalogue, const char *path)
+{
+        struct os_stat stat;
+        size_t size;
+        char *text;
+        int result = os->stat(path, false, &stat);
+
+        if (!result && (stat.kind != OS_KIND_FILE || stat.uid != os->uid()))
+                result = -EPERM;
+        if (!result)
+                result = os_read_file(path, LIST_BYTES_MAX, &text, &size);
+        if (result < 0) {
+                log_event(LOG_LEVEL_WARN, "publish requests wait: their list cannot be read: %s: %s", path, os_error_text(result));
+                return;
+        }
+        read_list(catalogue, text, size, path);
+        free(text);
+}
+
 static void each_list(struct catalogue *catalogue, bool adopt)
 {
-        char name[300], path[MEMORY_PATH_MAX], *text;
-        struct os_stat stat;
+        char name[300], path[MEMORY_PATH_MAX];
         struct os_dir *dir;
         uint64_t id;
-        size_t size;
 
         if (!catalogue->memory->directory[0] || os->opendir(catalogue->memory->directory, &dir) < 0)
                 return;
@@ -203,15 +221,10 @@ static void each_list(struct catalogue *catalogue, bool adopt)
                         continue;
                 if ((size_t)snprintf(path, sizeof path, "%s/%s", catalogue->memory->directory, name) >= sizeof path)
                         continue;
-                if (!adopt) {
+                if (adopt)
+                        adopt_list(catalogue, path);
+                else
                         os->unlink(path);
-                        continue;
-                }
-                if (os->stat(path, false, &stat) < 0 || stat.kind != OS_KIND_FILE || stat.uid != os->uid() ||
-                    os_read_file(path, LIST_BYTES_MAX, &text, &size) < 0)
-                        continue;
-                read_list(catalogue, text, size, path);
-                free(text);
         }
         os->closedir(dir);
 }

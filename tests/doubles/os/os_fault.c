@@ -85,6 +85,7 @@ WRAP(open, BLOCKS | TAKES_SPACE, (const char *path, int flags), (path, flags))
 WRAP_TRANSFER(pread, 0, (int fd, void *data, size_t size, uint64_t offset), (fd, data, size, offset))
 WRAP_TRANSFER(pwrite, TAKES_SPACE, (int fd, const void *data, size_t size, uint64_t offset), (fd, data, size, offset))
 WRAP(duplicate, PLAIN, (int fd), (fd))
+WRAP(inherit, PLAIN, (int fd, bool on), (fd, on))
 WRAP_TRANSFER(read, 0, (int fd, void *data, size_t size), (fd, data, size))
 WRAP_TRANSFER(write, TAKES_SPACE, (int fd, const void *data, size_t size), (fd, data, size))
 WRAP(fsync, BLOCKS | TAKES_SPACE, (int fd), (fd))
@@ -130,7 +131,7 @@ WRAP(poll, BLOCKS, (int fd, int64_t timeout_ms), (fd, timeout_ms))
 WRAP(watch_open, PLAIN, (void), ())
 WRAP(watch, PLAIN, (int set, int fd, void *key, enum os_watch how), (set, fd, key, how))
 WRAP(watch_wait, BLOCKS, (int set, void **ret_keys, size_t most, int64_t timeout_ms), (set, ret_keys, most, timeout_ms))
-WRAP(spawn, PLAIN, (const char *path, char *const argv[], int *ret_exit), (path, argv, ret_exit))
+WRAP(spawn, PLAIN, (const char *path, char *const argv[], const int stdio[3], int *ret_exit), (path, argv, stdio, ret_exit))
 WRAP(run, PLAIN, (const char *path, char *const argv[], int64_t timeout_ms, char *text, size_t room, size_t *ret_size, int *ret_exit),
      (path, argv, timeout_ms, text, room, ret_size, ret_exit))
 WRAP(random, PLAIN, (void *data, size_t size), (data, size))
@@ -168,7 +169,7 @@ static void fill_table(void)
 {
         table = *below;
 #define SET(name) table.name = fault_##name
-        SET(open); SET(close); SET(duplicate); SET(pread); SET(pwrite); SET(read); SET(write); SET(fsync); SET(truncate);
+        SET(open); SET(close); SET(duplicate); SET(inherit); SET(pread); SET(pwrite); SET(read); SET(write); SET(fsync); SET(truncate);
         SET(allocate); SET(punch); SET(lock); SET(stat); SET(fstat); SET(space); SET(rename); SET(exchange); SET(link); SET(clone); SET(clone_range);
         SET(unlink); SET(mkdir); SET(rmdir); SET(readlink); SET(opendir); SET(readdir); SET(memfd); SET(map);
         SET(open_below); SET(stat_below); SET(rename_below); SET(rename_new_below); SET(link_below); SET(unlink_below); SET(mkdir_below); SET(rmdir_below);

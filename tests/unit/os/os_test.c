@@ -697,9 +697,37 @@ static void a_program_runs_to_its_end(void)
         char *killed[] = { (char *)"sh", (char *)"-c", (char *)"kill -9 $$", NULL };
         int code = -1;
 
-        CHECK(os->spawn("/bin/sh", good, &code) == 0 && code == 7);
-        CHECK(os->spawn("/bin/sh", killed, &code) == 0 && code == 128 + 9);
-        CHECK(os->spawn("/nonexistent", good, &code) == -ENOENT);
+        CHECK(os->spawn("/bin/sh", good, NULL, &code) == 0 && code == 7);
+        CHECK(os->spawn("/bin/sh", killed, NULL, &code) == 0 && code == 128 + 9);
+        CHECK(os->spawn("/nonexistent", good, NULL, &code) == -ENOENT);
+}
+
+static void a_program_has_the_given_stdio(void)
+{
+        char *words[] = { (char *)"sh", (char *)"-c", (char *)"cat; echo reason >&2", NULL };
+        int in = os->memfd("in"), out = os->memfd("out"), wrong = os->memfd("error"), code = -1;
+        char text[64] = "";
+
+        CHECK(os_write_at(in, "question", 8, 0) == 0);
+        CHECK(os->spawn("/bin/sh", words, (const int[3]){ in, out, wrong }, &code) == 0 && code == 0);
+        CHECK(os->pread(out, text, sizeof text - 1, 0) == 8 && !strcmp(text, "question"));
+        memset(text, 0, sizeof text);
+        CHECK(os->pread(wrong, text, sizeof text - 1, 0) == 7 && !strcmp(text, "reason\n"));
+        os->close(in);
+        os->close(out);
+        os->close(wrong);
+}
+
+static void a_program_inherits_the_descriptors_that_it_is_to(void)
+{
+        int fd = os->memfd("inherited");
+        char command[64];
+
+        snprintf(command, sizeof command, "test -e /proc/self/fd/%d", fd);
+        CHECK(system(command) != 0);
+        CHECK(os->inherit(fd, true) == 0 && system(command) == 0);
+        CHECK(os->inherit(fd, false) == 0 && system(command) != 0);
+        os->close(fd);
 }
 
 static char *const *shell(char *command)
@@ -782,5 +810,6 @@ TAP_MAIN(TEST(failures_are_negative_errnos), TEST(written_bytes_are_read_back_at
          TEST(a_descriptor_travels_with_its_bytes), TEST(a_descriptor_for_which_a_process_has_no_number_is_an_error), TEST(a_program_without_standard_output_prints_into_no_descriptor_of_ours), TEST(a_socket_file_admits_users_that_may_open_it), TEST(a_listener_that_never_accepts_blocks_no_connect), TEST(signals_end_no_connect_that_waits_for_a_busy_listener),
         TEST(threads_leave_signals_to_the_program_but_those_of_their_own_faults),
          TEST(a_thread_is_kept_off_the_processor_of_the_caller_where_there_is_another),
-         TEST(memory_is_mapped_shared_and_punched), TEST(a_large_file_is_mapped_where_its_huge_pages_fit), TEST(a_program_runs_to_its_end), TEST(what_a_program_prints_is_read_within_a_time_and_a_size),
+         TEST(memory_is_mapped_shared_and_punched), TEST(a_large_file_is_mapped_where_its_huge_pages_fit), TEST(a_program_runs_to_its_end),
+         TEST(a_program_has_the_given_stdio), TEST(a_program_inherits_the_descriptors_that_it_is_to), TEST(what_a_program_prints_is_read_within_a_time_and_a_size),
          TEST(the_machine_tells_about_itself), TEST(a_process_is_alive_until_it_ends))

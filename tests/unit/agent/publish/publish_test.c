@@ -5,6 +5,7 @@
 #include "agent/agent_publish.h"
 #include "agent/agent_storage.h"
 #include "agent/commit/commit.h"
+#include "agent/log.h"
 #include "agent/publish/publish_private.h"
 #include "agent/restore/restore.h"
 #include "base/error.h"
@@ -737,24 +738,32 @@ static void the_next_publish_removes_leftovers_of_dead_agents(void)
         end();
 }
 
-static void a_list_that_was_damaged_is_refused_as_a_whole(void)
+static void find_list(char path[700])
 {
-        char path[700], name[300], *text;
-        struct version *version;
+        char name[300];
         struct os_dir *dir;
-        size_t size;
         uint64_t id;
 
-        begin();
-        version = bench_version(&bench, "a", 1, 2);
-        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !ask(&bench, version, "b", at("y"), ""));
         REQUIRE(!os->opendir(memory, &dir));
         path[0] = 0;
         while (os->readdir(dir, name, sizeof name) > 0)
                 if (memory_image_name(name, ".publish", &id))
-                        snprintf(path, sizeof path, "%s/%s", memory, name);
+                        snprintf(path, 700, "%s/%s", memory, name);
         os->closedir(dir);
-        REQUIRE(path[0] && !os_read_file(path, 1 << 20, &text, &size));
+        REQUIRE(path[0]);
+}
+
+static void a_list_that_was_damaged_is_refused_as_a_whole(void)
+{
+        char path[700], *text;
+        struct version *version;
+        size_t size;
+
+        begin();
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), "") && !ask(&bench, version, "b", at("y"), ""));
+        find_list(path);
+        REQUIRE(!os_read_file(path, 1 << 20, &text, &size));
         text[size / 2] ^= 1;
         REQUIRE(!os_write_file_atomic(path, text, size));
         next_agent();
@@ -764,6 +773,35 @@ static void a_list_that_was_damaged_is_refused_as_a_whole(void)
         free(text);
         next_agent();
         CHECK(bench.job->publishes && bench.job->publishes->next && !bench.job->publishes->next->next);
+        end();
+}
+
+static void a_list_that_cannot_be_read_stays_and_the_log_says_so(void)
+{
+        char path[700], log[300], *text;
+        struct version *version;
+        struct os_stat stat;
+        size_t size, log_size;
+        int fd;
+
+        begin();
+        snprintf(log, sizeof log, "%s/agent.log", base);
+        version = bench_version(&bench, "a", 1, 2);
+        REQUIRE(version && !ask(&bench, version, "a", at("x"), ""));
+        find_list(path);
+        REQUIRE(!os->stat(path, false, &stat));
+        size = stat.size;
+        fd = os->open(path, OS_WRITE);
+        REQUIRE(fd >= 0 && !os->truncate(fd, (32u << 20) + 1) && !log_open(log));
+        next_agent();
+        log_close();
+        CHECK(!bench.job->publishes);
+        REQUIRE(!os_read_file(log, 65536, &text, &log_size));
+        CHECK(strstr(text, "publish requests wait") && strstr(text, path) && strstr(text, "File too large"));
+        free(text);
+        REQUIRE(!os->truncate(fd, size) && !os->close(fd));
+        next_agent();
+        CHECK(bench.job->publishes && !bench.job->publishes->next);
         end();
 }
 
@@ -822,4 +860,5 @@ TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(neither
          TEST(a_version_that_left_memory_is_copied_from_storage_without_memory), TEST(a_large_file_is_copied_from_storage_in_pieces),
          TEST(a_damaged_stored_file_is_not_published),
          TEST(files_join_a_directory_and_the_label_comes_last), TEST(the_next_publish_removes_leftovers_of_dead_agents),
-         TEST(a_list_that_was_damaged_is_refused_as_a_whole), TEST(the_next_agent_publishes_a_version_that_it_finds_in_storage_alone))
+         TEST(a_list_that_was_damaged_is_refused_as_a_whole), TEST(a_list_that_cannot_be_read_stays_and_the_log_says_so),
+         TEST(the_next_agent_publishes_a_version_that_it_finds_in_storage_alone))
