@@ -9,7 +9,7 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY . .
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels -Csetup-args=-Dwerror=false .
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels --config-settings=setup-args=-Dwerror=false .
 
 FROM python:3.12-slim-bookworm
 RUN apt-get update \

@@ -84,7 +84,7 @@ $(INSTALLED): $(NATIVE_FILES) | setup
 	@echo "build: the package nebulaml"
 	@pip uninstall -q -y nebulaml 2>/dev/null || true # the distribution's name before 0.2.0
 	@pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
-		-Cbuild-dir=build/python -Csetup-args=-Dwerror=false . || { rm -rf build/python; exit 1; }
+		--config-settings=build-dir=build/python --config-settings=setup-args=-Dwerror=false . || { rm -rf build/python; exit 1; }
 	@touch $@
 package: setup $(INSTALLED)
 

@@ -23,7 +23,7 @@ fi
 # A line "# python: 3.12" names another Python than that of .venv. Its environment has a torch and a build of nebulaml of its own.
 own=$(sed -n 's/^# python: //p' "$list")
 install() { "$environment/bin/python" -m pip install -q --disable-pip-version-check "$@"; }
-nebulaml() { install --no-build-isolation --no-deps --force-reinstall -Cbuild-dir="build/python-$own" -Csetup-args=-Dwerror=false .; }
+nebulaml() { install --no-build-isolation --no-deps --force-reinstall --config-settings=build-dir="build/python-$own" --config-settings=setup-args=-Dwerror=false .; }
 
 if [[ -f $environment/.ready && $environment/.ready -nt $list ]]; then
         [[ -z $own ]] || { nebulaml; touch "$environment/.ready"; }

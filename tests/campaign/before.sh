@@ -15,6 +15,6 @@ trap 'rm -rf "$place"' EXIT
 mkdir "$place/source"
 git archive "$commit" | tar -x -C "$place/source"
 PATH=$PWD/.venv/bin:$PATH pip install -q --disable-pip-version-check --no-build-isolation --no-deps --target "$place/package" \
-        -Csetup-args=-Dwerror=false "$place/source"
+        --config-settings=setup-args=-Dwerror=false "$place/source"
 PYTHONPATH=$place/package .venv/bin/python -m pytest -q --no-header --tb=short -k "real or once" "$@" tests/python/test_requeue.py 2>/dev/null |
         sed -n 's/^E  *//p; /^[0-9]* \(failed\|passed\)/p' | grep -v '^assert \|^+ \|^  *+'
