@@ -1,6 +1,7 @@
 //! nebula.h for Rust: what a program needs to save and load, by plain FFI. A handle frees itself, and a call that fails returns an `Error`.
 
-use std::ffi::{c_char, c_int, c_void, CStr, CString};
+use std::ffi::{CStr, CString};
+use std::os::raw::{c_char, c_int, c_void}; // std::ffi has them since Rust 1.64
 use std::{fmt, ptr};
 
 pub const FILES_ALL_RANKS: i64 = -2;
