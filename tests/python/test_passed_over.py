@@ -150,7 +150,7 @@ def test_ranks_of_several_nodes_agree_on_what_storage_has_whole(place, caplog, m
     others = [one for one in agree.inventory(engine.default, None) if one["tag"] == "global_step100"]
     assert [one["tag"] for one in agree.inventory(engine.default, None)] == ["global_step200", "global_step100"]
     monkeypatch.setattr(agree.Agreement, "needed", lambda self: True)
-    monkeypatch.setattr(agree.Agreement, "_ask", lambda self, path, turn, own: (agree.choose([own, agree.Inventory.of(others)]), None))
+    monkeypatch.setattr(agree.Agreement, "_ask", lambda self, path, turn, own, spent: (agree.choose([own, agree.Inventory.of(others)]), None))
     found = api.get_latest_checkpoint()
     assert found.tag == "global_step100"
     assert [tag for tag, _ in found.passed_over] == ["global_step300", "global_step200"]
