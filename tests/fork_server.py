@@ -11,6 +11,7 @@ interpreter of its own.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import resource
@@ -37,6 +38,8 @@ def next_program(fd: int, modules: Iterable[str]) -> object:
     for name in modules:
         if find_spec(name.partition(".")[0]):
             __import__(name)
+    gc.collect()
+    gc.freeze()  # else the end of each trainer takes three times the CPU time, to look for cycles in torch
     listener = socket.socket(fileno=fd)
     address = listener.getsockname()
     clients = [listener.accept()[0]]
