@@ -206,7 +206,7 @@ coverage: setup-test
 # In order, so that what is quick to fail comes first. The C tests are built and run once, with the sanitizers, except for those on emulators, whose
 # servers take the time, and those of the suite `large`, which would take minutes: `make units` runs all without, and compiles them with the warnings of
 # gcc, and `make nightly` runs all with the sanitizers. The frameworks are fetched while the C half is built and tested, which the network decides. The
-# package, whose own environment theirs see, is built after that. The tests on emulators wait most of their time, so the others run beside them.
+# package, whose own environment theirs see, is built after that. The tests on emulators wait most of their time, so the tests in Python run beside them.
 environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
 	@scripts/azurite.sh install || test $$? = 77
 	@scripts/moto.sh install
@@ -217,15 +217,16 @@ test: setup-test
 	trap 'kill $$fetching $$stores 2>/dev/null || true; rm -rf $$log' EXIT; \
 	scripts/lint.sh; \
 	TARGETS="all $(LARGE)" scripts/build.sh build; \
-	$(MAKE) asan-build; \
-	{ while kill -0 $$fetching 2>/dev/null; do sleep 1; done; $(MAKE) package && \
-	MESON_TESTTHREADS=3 meson test -C build --print-errorlogs --no-rebuild --suite stores --suite large && \
-	meson test -C build --print-errorlogs --no-rebuild client_test; } >$$log/stores 2>&1 & stores=$$!; \
 	$(MAKE) asan SUITES="--no-suite stores --no-suite large"; \
 	wait $$fetching || { cat $$log/fetched; exit 1; }; \
-	wait $$stores || { cat $$log/stores; exit 1; }; \
-	grep -A 8 '^Ok:' $$log/stores
-	@scripts/tests.sh "commit_model or storage_model or $(SHORT_TESTS)" $(ARGS)
+	$(MAKE) package; \
+	{ MESON_TESTTHREADS=3 meson test -C build --print-errorlogs --no-rebuild --suite stores --suite large && \
+	meson test -C build --print-errorlogs --no-rebuild client_test; } >$$log/stores 2>&1 & stores=$$!; \
+	scripts/tests.sh "commit_model or storage_model or $(SHORT_TESTS)" $(ARGS) | tee $$log/python || failed=1; \
+	wait $$stores || { cat $$log/stores; failed=1; }; \
+	grep -A 8 '^Ok:' $$log/stores || true; \
+	tail -n 1 $$log/python; \
+	[[ -z $${failed-} ]]
 
 # All that a release has to pass, for a night. `make test-frameworks` and those below it add environments of their own.
 nightly:
