@@ -19,6 +19,7 @@ import nebulaml
 import processes
 import pytest
 from hypothesis import settings
+from nebulaml._session import pulse
 from ports import held_port
 from processes import stop
 from trainers import IMPORTS
@@ -131,6 +132,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     package = str(Path(nebulaml.__file__).parent.parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])))
     nebulaml._shutdown()
+    pulse._session = None  # of a session that an earlier test has never closed
+    pulse._sessions.clear()
     try:
         yield here
     finally:
