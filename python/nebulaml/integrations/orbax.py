@@ -225,7 +225,7 @@ class _Saved:
 
 
 def _remove_orphans(session: Session, root: Any, current: str) -> None:
-    """Removes the versions whose items Orbax has removed. What cannot be read is not removed."""
+    """Removes the versions whose items Orbax has removed. A version stays if Nebula cannot read whether Orbax has its item."""
     for row in session.checkpoints():
         step, _, item = row.tag.partition("/")
         if row.tag == current or row.state != "durable" or not item:  # a tag without an item is none of Orbax

@@ -398,7 +398,7 @@ class Manager:
 
     def _newest(self) -> Checkpoint | None:
         """Finds the newest version. All ranks call it, and get the same."""
-        # What was saved here is newer than all of the far storage. On another node the save may have failed.
+        # This manager's own save is newer than all of the far storage. On another node the save may have failed.
         if self._second is None or (self._own and not self._engine.agreement.is_of_several_nodes()):
             return self._session._for_all_ranks()
         return self._second.newest()
