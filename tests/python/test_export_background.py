@@ -66,6 +66,21 @@ def test_a_job_exports_no_version_of_another_job_of_its_path(nm, place, tmp_path
 
 
 # fault: as test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on
+def test_an_export_whose_directory_failed_is_tried_again(nm, place, tmp_path):
+    events = []
+    blocked = tmp_path / "out"
+    blocked.write_text("a file where the directory should be")
+    with nm.Manager(place.storage, export=nm.HFExport(str(blocked / "{step}"))) as manager:
+        manager.on_event(events.append)
+        manager.save(1, {"model": {"w": torch.ones(2)}}, force=True)
+        until(lambda: any(event.kind == "export-failed" for event in events), 120)
+        blocked.unlink()
+    assert nm.wait_for_exports(120)
+    assert step_in(blocked / "1") == 1
+    assert "it is tried again" in next(event for event in events if event.kind == "export-failed").text
+
+
+# fault: as test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on
 @pytest.mark.nightly
 def test_the_newest_version_wins_and_no_save_waits_for_an_export(nm, place, tmp_path):
     export = nm.HFExport(str(tmp_path / "newest"), replace=True)

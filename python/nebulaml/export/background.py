@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,7 +28,14 @@ from .. import _nebula
 from .._session import config as settings
 from .._session.pipes import without_sigpipe
 from .._session.rows import listing
-from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
+from ..errors import (
+    NebulaConfigError,
+    NebulaError,
+    NebulaNotFound,
+    NebulaStorageError,
+    NebulaTimeout,
+    NebulaUnavailable,
+)
 from ..events import Event
 from . import SHARD_SIZE, dtype_of, size_of, target_of
 
@@ -41,6 +49,7 @@ PUBLISHED_S = 60.0  # from the look that finds a version durable until its direc
 END_S = 10.0  # for a process that does not read what it shall do
 GIVE_UP_S = 900.0  # after the trainer's end, for a version that is not durable: agents give up sooner
 PAUSE_S = (1.0, 60.0)  # first and longest pause after a storage did not answer
+TRIES = 3  # of an export whose storage or directory failed
 SILENT_S = (60.0, 3600.0)  # first and longest time between two reports of one trouble
 _WAITS = ("committed", "replicated")
 _AGAIN = re.compile(r"~\d+$")  # in the tag of a directory that was removed and made again
@@ -139,7 +148,7 @@ class _Worker:
         self._export, self._owner = export, owner  # the export: its id is in use
         self._rest = self._send(request)
         self._is_sent = threading.Event()
-        self.failed = False
+        self._failed: set[str] = set()  # tags of versions
         self.thread = threading.Thread(target=self._listen, name=f"nebula-{export.works}", daemon=True)
         self.thread.start()
 
@@ -171,12 +180,16 @@ class _Worker:
     def _hear(self, event: Event) -> None:
         kind, words = self._export.done
         if event.kind == kind:
-            self.failed = self.failed and kind == "exported"  # a copy is tried again
+            self._failed = self._failed - {event.tag} if kind == "exported" else set()  # the next copy makes up for one that failed
             log.info("nebula: %s %s %s in %.1f s", event.tag, words, event.text, event.seconds)
         else:
-            self.failed = True
+            self._failed.add(event.tag)
             log.error("nebula: %s %s: %s. Training goes on.", event.tag or "a checkpoint", self._export.failed[1], event.text)
         self._owner.hear(event)
+
+    @property
+    def failed(self) -> bool:
+        return bool(self._failed)
 
     def end(self) -> None:
         """Tells the process that no more versions come. A forked child may hold the pipe open, so this is a line of its own."""
@@ -359,6 +372,7 @@ class _Exports(Work):
         self.export = HFExport(**options)
         self.prefix, self._root, self._job = request["prefix"], request["root"], request["job"]
         self._done: set[tuple[str, float]] = set()  # versions that are exported, or cannot be
+        self._tries: Counter[tuple[str, float]] = Counter()
         self._durable_since: dict[str, float] = {}  # by tag, of versions whose directory is not there
 
     def due(self, reader: Any) -> tuple[tuple[Any, ...] | None, Any]:
@@ -389,8 +403,8 @@ class _Exports(Work):
         from .files import Directory, Published, Version
         from .naming import CONFIG
 
-        target, begun = rest[0], time.monotonic()
-        self._done.add((row.tag, row.committed_at))
+        target, begun, key = rest[0], time.monotonic(), (row.tag, row.committed_at)
+        self._done.add(key)
         try:
             version = reader.get(row.tag)
             if version is None:
@@ -406,6 +420,10 @@ class _Exports(Work):
         except Exception as failure:
             if getattr(failure, "status", "") == "busy":  # another run has made it
                 return
+            self._tries[key] += 1
+            if isinstance(failure, (OSError, NebulaTimeout, NebulaUnavailable)) and self._tries[key] < TRIES:
+                self._done.remove(key)
+                raise failure if isinstance(failure, NebulaError) else NebulaStorageError(str(failure)) from failure
             text = str(failure) if isinstance(failure, NebulaError) else f"{type(failure).__name__}: {failure}"
             self.report(self.kinds[1], row, text, 0, time.monotonic() - begun)
         else:
