@@ -191,10 +191,10 @@ def test_each_save_writes_the_tree_that_it_is_given_although_the_last_one_of_tha
             with nm.Checkpoint(f"global_step{number}") as checkpoint:
                 nj.save(checkpoint, "state", tree)
             latest = nm.get_latest_checkpoint()
-            found, paths = nj.load(latest, "state", tree), [path for path, leaf in nj._leaves(tree) if not nj._is_empty(leaf)]
+            found, paths = nj.load(latest, "state", tree), [path for path, leaf in nj.leaves.leaves_of(tree) if not nj.leaves.is_empty(leaf)]
             weak = lambda tree: [getattr(leaf, "weak_type", None) for leaf in jax.tree.leaves(tree)]
             types = lambda tree: [np.ndarray if isinstance(leaf, np.generic) else type(leaf) for leaf in jax.tree.leaves(tree)]
-            exact = same(found, tree) and types(found) == types(tree) and weak(found) == weak(tree) and list(nj._Saved(latest, "state").leaves) == paths
+            exact = same(found, tree) and types(found) == types(tree) and weak(found) == weak(tree) and list(nj.loading.Saved(latest, "state").leaves) == paths
             nm.flush_persistence()
             return exact
         wrong = [number for number, tree in enumerate([*trees, *reversed(trees), *trees[::3], *trees[1::3]]) if not saved(tree, number)]
@@ -853,7 +853,7 @@ def test_keys_of_dicts_that_are_equal_and_have_other_texts_stay_apart(jax):
         with nm.Checkpoint("a") as checkpoint:
             nj.save(checkpoint, "first", [{(1, 2): 3}, {0.0: 4}])
             nj.save(checkpoint, "second", [{(True, 2.0): 3}, {-0.0: 4}])
-        say(*nj._Saved(nm.get_latest_checkpoint(), "second").leaves)
+        say(*nj.loading.Saved(nm.get_latest_checkpoint(), "second").leaves)
     """)
     assert "(True, 2.0)" in said[0] and "-0.0" in said[0]
 

@@ -29,6 +29,7 @@ from .._session import documents
 from .._session.session import Session
 from ..checkpoint import Checkpoint
 from ..errors import NebulaConfigError, NebulaCorrupt, NebulaError, NebulaNotFound
+from ..jax import distributed, leaves, loading
 from ..reader import Reader
 
 try:
@@ -110,7 +111,7 @@ def _listed(names: list[tuple[str, ...]]) -> str:
 
 def _mismatch(name: tuple[str, ...], saved: Any, leaf: Any, cast: bool) -> str:
     """Returns why a leaf of the template cannot take the saved one; "": it can. Orbax would convert in silence, or fill up and cut off."""
-    if trees._is_key(leaf) or not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray):
+    if leaves.is_key(leaf) or not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray):
         return ""
     shape, dtype = getattr(saved, "shape", None), getattr(saved, "dtype", None)
     if shape is not None and tuple(shape) != tuple(leaf.shape):
@@ -155,7 +156,7 @@ class Handler(ocp.AsyncCheckpointHandler):
         if restore_args is None:
             return _load_by_pointer(epath.Path(directory), item, False)
         with _opened(epath.Path(directory)) as (checkpoint, tree):
-            return _load_by_arguments(trees._Saved(checkpoint, tree), item, restore_args)
+            return _load_by_arguments(loading.Saved(checkpoint, tree), item, restore_args)
 
     def metadata(self, directory: Any) -> Any:
         """Returns Orbax's metadata of an item's tree, in dicts and lists: the names, shapes and dtypes. No values are read.
@@ -166,7 +167,7 @@ class Handler(ocp.AsyncCheckpointHandler):
 
         place = epath.Path(directory)
         with _opened(place) as (checkpoint, tree):
-            saved = trees._Saved(checkpoint, tree)
+            saved = loading.Saved(checkpoint, tree)
             return build_default_tree_metadata(saved.tree([_metadata_of(path, about, place) for path, about in saved.leaves.items()]))
 
     def close(self) -> None:
@@ -188,7 +189,7 @@ class Handler(ocp.AsyncCheckpointHandler):
     def _session(self, path: Any) -> Session:
         text = os.fspath(path)
         if text not in self._sessions:
-            trees._take_ranks()
+            distributed.take_ranks()
             self._sessions[text] = Session(text, **self._settings)
         return self._sessions[text]
 
@@ -286,26 +287,26 @@ def _load_by_pointer(place: Any, template: Any, cast: bool) -> Any:
         return trees.load(checkpoint, tree, template, cast=cast)
 
 
-def _load_by_arguments(saved: trees._Saved, item: Any, restore_args: Any) -> Any:
+def _load_by_arguments(saved: loading.Saved, item: Any, restore_args: Any) -> Any:
     """Returns a tree whose leaves Orbax's arguments describe. item: its form; None: that of the saved one, with dicts and lists."""
-    leaves = jax.tree_util.tree_flatten_with_path(restore_args, is_leaf=lambda leaf: isinstance(leaf, ocp.RestoreArgs))[0]
-    how = {trees._path(keys): leaf for keys, leaf in leaves}
+    described = jax.tree_util.tree_flatten_with_path(restore_args, is_leaf=lambda leaf: isinstance(leaf, ocp.RestoreArgs))[0]
+    how = {leaves.path_of(keys): leaf for keys, leaf in described}
     if item is None:
         values = saved.values([(path, _target(how, saved, path, None)) for path in saved.leaves])
         return saved.tree(values)
     paths, structure = jax.tree_util.tree_flatten_with_path(item, is_leaf=lambda leaf: leaf is None)
-    wanted = [(trees._path(keys), leaf) for keys, leaf in paths]
+    wanted = [(leaves.path_of(keys), leaf) for keys, leaf in paths]
     targets = [(path, _target(how, saved, path, leaf)) for path, leaf in wanted if leaf is not ...]
-    found = iter(trees._fitting(saved, targets, cast=True))
+    found = iter(loading.fitting_values(saved, targets, cast=True))
     return jax.tree_util.tree_unflatten(structure, [... if leaf is ... else next(found) for _, leaf in wanted])
 
 
-def _target(how: dict[str, Any], saved: trees._Saved, path: str, leaf: Any) -> Any:
+def _target(how: dict[str, Any], saved: loading.Saved, path: str, leaf: Any) -> Any:
     """Returns what a leaf is to become: what its arguments say, else the template's leaf, else what was saved."""
     args, about = how.get(path), saved.leaves.get(path, {"kind": "plain"})
     if about["kind"] in ("plain", "key") or args is None:
         return leaf
-    dtype = args.dtype or getattr(leaf, "dtype", None) or trees._dtype(about["dtype"])
+    dtype = args.dtype or getattr(leaf, "dtype", None) or leaves.dtype_of(about["dtype"])
     if args.restore_type is np.ndarray or (args.restore_type is None and about["kind"] == "numpy"):
         return np.empty(tuple(about["shape"]), dtype)
     sharding = getattr(args, "sharding", None)
@@ -321,13 +322,13 @@ def _metadata_of(path: str, about: dict[str, Any], place: Any) -> Any:
 
     name = ".".join(str(key) for _, key in json.loads(path))
     if about["kind"] != "plain":
-        shape, dtype = tuple(about["shape"]), trees._dtype(about["dtype"])
+        shape, dtype = tuple(about["shape"]), leaves.dtype_of(about["dtype"])
         if about["kind"] == "key":
             key = jax.eval_shape(lambda data: jax.random.wrap_key_data(data, impl=about["impl"]), jax.ShapeDtypeStruct(shape, dtype))
             shape, dtype = key.shape, key.dtype
         return value.ArrayMetadata(name=name, directory=place, shape=shape, sharding=None, dtype=dtype)
     kind = about["value"][0]
-    if kind in trees._NUMBERS:
+    if kind in leaves.NUMBERS:
         return value.ScalarMetadata(name=name, directory=place, dtype=jax.numpy.dtype(kind))
     return None if kind == "NoneType" else value.StringMetadata(name=name, directory=place)
 
