@@ -243,6 +243,8 @@ static enum nebula_status transfer_once(const struct transfer *transfer, const c
                 if (!status)
                         status = move(&moving, to_key, &upload, error);
         }
+        if (!status && pulse->ready && (status = pulse->ready(pulse->argument, error)))
+                to->ops->abort(to, upload);
         if (!status) {
                 status = to->ops->publish(to, upload, error);
                 *ret_is_refused = status == NEBULA_STORAGE;
