@@ -403,7 +403,9 @@ json_t *check_lone_file(const char *path)
 {
         struct nebula_error error;
         struct mapped mapped;
+        enum nebula_status status;
         json_t *file;
+        int watch;
 
         if (mapped_open_path(path, &mapped, &error)) {
                 file = new_file(path, path, 0);
@@ -411,7 +413,11 @@ json_t *check_lone_file(const char *path)
                 return file;
         }
         file = new_file(path, path, mapped.size);
-        if (zip_verify(mapped.data, mapped.size, &error))
+        watch = os->watch_map(mapped.data, mapped.size);
+        status = zip_verify(mapped.data, mapped.size, &error);
+        if (os->unwatch_map(watch))
+                status = error_set(&error, NEBULA_STORAGE, 0, "%s: a part of it cannot be read: it was cut off, or its disk fails", path);
+        if (status)
                 add_damage(file, 0, mapped.size, error.message);
         progress_add(mapped.size);
         mapped_close(&mapped);

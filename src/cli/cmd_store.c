@@ -180,8 +180,14 @@ static enum nebula_status upload_mapped(struct store *store, const char *key, co
 {
         struct store_object object = { .key = key, .data = data, .size = size };
         struct store_upload *upload = NULL;
+        int watch = os->watch_map(data, size);
         enum nebula_status status = store->ops->upload(store, &object, 1, &upload, error);
+        bool is_torn = os->unwatch_map(watch);
 
+        if (!status && is_torn)
+                store->ops->abort(store, upload);
+        if (is_torn)
+                return error_set(error, NEBULA_STORAGE, 0, "a part of the file could not be read while it was sent: it was cut off, or its disk fails");
         return status ? status : store->ops->publish(store, upload, error);
 }
 

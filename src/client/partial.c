@@ -17,7 +17,7 @@
 
 struct client_partial {
         uint64_t image_id; /* 0: the agent has the whole file in memory now, and `other` maps it */
-        uint64_t size, chunk_bytes, chunk_count;
+        uint64_t size, chunk_bytes, chunk_count, origin;
         bool *present;
         void *other; /* the map of a later image; NULL: the chunks appear in the first map */
 };
@@ -29,7 +29,7 @@ struct client_partial *partial_new(const struct ipc_opened *opened)
         if (!partial)
                 return NULL;
         *partial = (struct client_partial){ .image_id = opened->image_id, .size = opened->size, .chunk_bytes = opened->chunk_bytes,
-                                          .chunk_count = opened->chunk_count };
+                                          .chunk_count = opened->chunk_count, .origin = opened->origin };
         partial->present = calloc(partial->chunk_count + 1, sizeof *partial->present); /* + 1: calloc of 0 items may return NULL */
         if (!partial->present) {
                 free(partial);
@@ -127,7 +127,8 @@ static enum nebula_status reopen(struct client_partial *partial, nebula_checkpoi
         if (status == NEBULA_OK) {
                 const struct ipc_opened *opened = wire.frame.payload;
 
-                if (opened->size != partial->size || (opened->chunk_bytes && (!opened->image_id || opened->chunk_bytes != partial->chunk_bytes)))
+                if (opened->size != partial->size || opened->origin != partial->origin ||
+                    (opened->chunk_bytes && (!opened->image_id || opened->chunk_bytes != partial->chunk_bytes)))
                         status = error_set(error, NEBULA_FAILED, 0, "\"%s\" of checkpoint \"%s\" was written again while it was read", name,
                                            checkpoint->tag);
                 result = os->fstat(wire.frame.fd, &stat);

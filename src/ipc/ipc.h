@@ -24,7 +24,7 @@
 
 #include "nebula.h"
 
-#define IPC_VERSION 19u
+#define IPC_VERSION 20u
 #define IPC_OTHER_VERSION 71 /* EPROTO: the errno of the answer to a HELLO of another version */
 #define IPC_MAGIC 0x3142454eu /* "NEB1" */
 #define IPC_PAYLOAD_MAX (16u << 20)
@@ -227,6 +227,7 @@ struct ipc_opened {
         uint32_t chunk_bytes, chunk_count;
         uint32_t is_direct, unused; /* is_direct: the fd needs reads of whole pages (O_DIRECT) */
         uint64_t image_id;
+        uint64_t origin;            /* sequence of the version that wrote the file: tells two writings of one size apart */
         uint64_t crc64[];           /* of each chunk; the last chunk is shorter. None with an image_id */
 };
 /* Chunks of an image that FETCH fills. */

@@ -230,6 +230,11 @@ struct os_table {
          * vanish meanwhile. It returns 0; or a negative errno, and then the contents of `to` are undefined */
         int (*guard)(void);
         int (*copy_guarded)(os_copy *copy, void *argument, void *to, uint64_t from, size_t size);
+        /* Watches a mapping of a file that this process only reads: a page that cannot be read becomes zeros, in place of a SIGBUS.
+         * watch_map returns a slot, or a negative errno: then it is not watched. unwatch_map says whether there was such a page. A
+         * negative slot is fine. */
+        int (*watch_map)(const void *data, uint64_t size);
+        bool (*unwatch_map)(int slot);
         int (*find_mapping)(int maps_fd, uint64_t address, struct os_mapping *ret_mapping); /* -ENOTTY before Linux 6.11 */
         /* threads */
         int (*futex_wait)(const void *word, uint32_t value, int64_t timeout_ms); /* timeout_ms < 0: no timeout */

@@ -65,39 +65,23 @@ static enum nebula_status check_newest(struct store *store, const struct manifes
         return status;
 }
 
-/* Looks at the log after it has opened the file: from then on all bytes go into that file, also if another one takes its place. */
+/* Looks at the log after the file was opened: from then on all bytes go into that file, also if another one takes its place. Closes `fd`. */
 static enum nebula_status write_into(struct store *store, const struct manifest *manifest, const char *key, const struct record_file *file,
-                                     const struct repair_source *source, struct nebula_error *error)
+                                     const struct repair_source *source, int fd, struct nebula_error *error)
 {
         char *buffer = malloc((size_t)file->chunk_bytes + 1);
-        int fd = buffer ? os->open_below(store->root, key, OS_READ | OS_WRITE) : -ENOMEM, result;
-        enum nebula_status status = fd >= 0 || fd == -ENOENT ? check_newest(store, manifest, error) : NEBULA_OK;
+        enum nebula_status status = buffer ? check_newest(store, manifest, error) :
+                                    error_set(error, NEBULA_NO_MEMORY, 0, "no memory to repair %.300s", key);
+        int result;
 
-        if (status && fd < 0) {
-                free(buffer);
-                return status;
-        }
-        if (fd == -ENOENT)
-                fd = os->open_below(store->root, key, OS_READ | OS_WRITE | OS_CREATE | OS_EXCLUSIVE | OS_SHARED);
-        for (size_t i = 0; fd >= 0 && !status && i < file->chunk_count; i++)
+        for (size_t i = 0; !status && i < file->chunk_count; i++)
                 status = write_chunk(source, file, i, fd, buffer, key, error);
         free(buffer);
-        if (fd < 0)
-                return error_set(error, error_status_of_errno(-fd), -fd, "%.300s/%.300s cannot be opened to repair it", store->root, key);
         result = status ? 0 : os->truncate(fd, file->size);
         if (!result && !status)
                 result = os_sync(fd);
         os->close(fd);
         return result < 0 ? error_set(error, error_status_of_errno(-result), -result, "%.300s/%.300s cannot be repaired", store->root, key) : status;
-}
-
-static enum nebula_status upload(struct store *store, const char *key, const struct repair_source *source, struct nebula_error *error)
-{
-        const struct store_object object = { .key = key, .data = source->data, .size = source->size };
-        struct store_upload *upload = NULL;
-        enum nebula_status status = store->ops->upload(store, &object, 1, &upload, error);
-
-        return status ? status : store->ops->publish(store, upload, error);
 }
 
 /* No sweep takes the object for debris: a manifest names it. */
@@ -106,29 +90,66 @@ static void no_beat(void *argument)
         (void)argument;
 }
 
+/* A repair that writes the whole object. */
+struct replacing {
+        struct store *store;
+        const struct manifest *manifest;
+        const char *key;
+};
+
+/* The damaged object goes when the bytes of the new one are in storage: storage that has no room for them keeps what it has. A file in a directory
+ * was missing: if another program has put one there since, that one stays. */
+static enum nebula_status make_way(void *argument, struct nebula_error *error)
+{
+        const struct replacing *replacing = argument;
+        struct store *store = replacing->store;
+        enum nebula_status status = check_newest(store, replacing->manifest, error);
+
+        return status || store->ops->features(store) & STORE_PATHS ? status : store_remove_one(store, replacing->key, error);
+}
+
+static enum nebula_status upload(struct replacing *replacing, const struct repair_source *source, struct nebula_error *error)
+{
+        const struct store_object object = { .key = replacing->key, .data = source->data, .size = source->size };
+        struct store *store = replacing->store;
+        struct store_upload *upload = NULL;
+        enum nebula_status status = store->ops->upload(store, &object, 1, &upload, error);
+
+        if (status)
+                return status;
+        status = make_way(replacing, error);
+        if (!status)
+                return store->ops->publish(store, upload, error);
+        store->ops->abort(store, upload);
+        return status;
+}
+
 static enum nebula_status write_again(struct store *store, const struct manifest *manifest, const char *key, const struct record_file *file,
                                       const struct repair_source *source, struct nebula_error *error)
 {
+        struct replacing replacing = { store, manifest, key };
         const struct transfer transfer = { .from = source->from, .to = store };
-        static const struct transfer_pulse pulse = { no_beat, NULL };
-        enum nebula_status status = check_newest(store, manifest, error);
+        const struct transfer_pulse pulse = { no_beat, make_way, &replacing };
 
-        if (!status)
-                status = store_remove_one(store, key, error);
-        if (status && status != NEBULA_NOT_FOUND)
-                return status;
-        return !source->from ? upload(store, key, source, error) : transfer_object(&transfer, source->key, key, file, &pulse, error);
+        return !source->from ? upload(&replacing, source, error) : transfer_object(&transfer, source->key, key, file, &pulse, error);
 }
 
 enum nebula_status repair_object(struct store *store, const struct manifest *manifest, const char *key, const struct record_file *file,
                                  const struct repair_source *source, struct nebula_error *error)
 {
         static const struct verify_watch none;
-        bool is_path = store->ops->features(store) & STORE_PATHS;
+        int fd = -ENOENT;
         enum nebula_status status;
 
         if (!is_sound(source, file))
                 return error_set(error, NEBULA_INVALID, 0, "%.300s is damaged, and its copy is not what the record describes", key);
-        status = (is_path ? write_into : write_again)(store, manifest, key, file, source, error);
+        if (store->ops->features(store) & STORE_PATHS)
+                fd = os->open_below(store->root, key, OS_READ | OS_WRITE);
+        if (fd >= 0)
+                status = write_into(store, manifest, key, file, source, fd, error);
+        else if (fd == -ENOENT)
+                status = write_again(store, manifest, key, file, source, error);
+        else
+                status = error_set(error, error_status_of_errno(-fd), -fd, "%.300s/%.300s cannot be opened to repair it", store->root, key);
         return status ? status : verify_file(store, key, file, source->watch ? source->watch : &none, error);
 }

@@ -2,8 +2,9 @@
  * repair_object.h - gives one damaged file of a stored version its bytes back. Every byte of the source is compared with the file's own
  * checksums before anything is written, so it does not matter whose it is.
  *
- * In a directory it writes the damaged chunks into the file, so that other names of the file are repaired, too. In an object store it
- * removes the object and writes it again. If that is interrupted, the file is missing, and a later call repairs it.
+ * In a directory it writes the damaged chunks into the file, so that other names of the file are repaired, too; a missing file is written as a
+ * whole. In an object store it sends the whole object, and then removes the damaged one. If it is interrupted after that, the file is missing, and a
+ * later call repairs it.
  *
  * Threads: no shared state.
  */
@@ -21,7 +22,7 @@ struct repair_source {
         const void *data;   /* in memory */
         uint64_t size;      /* of `data` */
         char key[MANIFEST_KEY_MAX];
-        const struct verify_watch *watch; /* whose is_over ends the repair between two chunks of a file in a directory; NULL: none */
+        const struct verify_watch *watch; /* whose is_over ends the repair between two chunks of a damaged file in a directory; NULL: none */
 };
 
 /* Repairs the object `key` of the manifest, and checks it again. NEBULA_INVALID: the source is not the file; NEBULA_BUSY: the tag was written again

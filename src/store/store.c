@@ -179,6 +179,35 @@ static enum nebula_status take_page(struct store_list *list, struct store_page *
         return NEBULA_OK;
 }
 
+/* Compares places in a list: a prefix stands where the keys after its '/' are. */
+static int compare_places(const struct store_entry *entry, const char *key, const char *end)
+{
+        const char *entry_end = entry->is_prefix ? "/" : "";
+        size_t i = 0, length = strlen(entry->key), key_length = strlen(key);
+
+        while (i < length && i < key_length && entry->key[i] == key[i])
+                i++;
+        return (unsigned char)(i < length ? entry->key[i] : *entry_end) - (unsigned char)(i < key_length ? key[i] : *end);
+}
+
+static int by_place(const void *a, const void *b)
+{
+        const struct store_entry *x = a, *y = b;
+
+        return compare_places(x, y->key, y->is_prefix ? "/" : "");
+}
+
+/* A service lists by names, which some keys have in another order (object_name.c). Each page is sorted, but not the one after it. */
+static void sort(struct store_list *list)
+{
+        bool is_sorted = true;
+
+        for (size_t i = 1; i < list->count && is_sorted; i++)
+                is_sorted = by_place(&list->entries[i - 1], &list->entries[i]) <= 0;
+        if (!is_sorted)
+                qsort(list->entries, list->count, sizeof *list->entries, by_place);
+}
+
 enum nebula_status store_list_all(struct store *store, const char *prefix, bool deep, struct store_list *ret_list, struct nebula_error *error)
 {
         struct store_list list = { 0 };
@@ -199,22 +228,12 @@ enum nebula_status store_list_all(struct store *store, const char *prefix, bool 
                 }
                 store_page_done(&page);
         } while (!status && from);
+        sort(&list);
         if (status)
                 store_list_done(&list);
         else
                 *ret_list = list;
         return status;
-}
-
-/* Compares places in a list: a prefix stands where the keys after its '/' are. */
-static int compare_places(const struct store_entry *entry, const char *key, const char *end)
-{
-        const char *entry_end = entry->is_prefix ? "/" : "";
-        size_t i = 0, length = strlen(entry->key), key_length = strlen(key);
-
-        while (i < length && i < key_length && entry->key[i] == key[i])
-                i++;
-        return (unsigned char)(i < length ? entry->key[i] : *entry_end) - (unsigned char)(i < key_length ? key[i] : *end);
 }
 
 static const struct store_entry *find_place(const struct store_list *list, const char *key, const char *end)

@@ -234,7 +234,7 @@ static enum nebula_status copy_file(struct copying *copying, size_t share_index,
 {
         const struct writer_share *share = &copying->writer.shares[share_index];
         const struct record_file *file = &share->record.files[index];
-        const struct transfer_pulse pulse = { beat, copying };
+        const struct transfer_pulse pulse = { beat, NULL, copying };
         char from_key[MANIFEST_KEY_MAX], to_key[MANIFEST_KEY_MAX];
         enum nebula_status status = manifest_file_key(copying->source, copying->files[share_index][index], from_key, error), there;
 

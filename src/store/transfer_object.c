@@ -22,6 +22,7 @@ struct moving {
         const char *key; /* at the source */
         char *data;
         bool is_mapped;  /* `data` maps the source */
+        int watch;       /* of that map; -1: none */
         struct bulk_feed feed;
         atomic_uint *missing; /* per piece of the feed: bytes not compared yet */
         atomic_bool stop;     /* the upload has failed */
@@ -126,6 +127,7 @@ static enum nebula_status map_source(struct moving *moving, struct nebula_error 
                 return error_set(error, error_status_of_errno(-result), -result, "cannot map %s/%s", from->root, moving->key);
         moving->data = data;
         moving->is_mapped = true;
+        moving->watch = os->watch_map(data, stat.size);
         return NEBULA_OK;
 }
 
@@ -225,10 +227,24 @@ static enum nebula_status check_size(struct store *from, const char *key, const 
         return status;
 }
 
+/* The upload has met a page of the source that could not be read any more: the file was cut off, or its disk fails. EFAULT: the kernel
+ * met it, in a write. */
+static enum nebula_status end_watch(const struct moving *moving, enum nebula_status status, struct store_upload *upload, struct nebula_error *error)
+{
+        const struct transfer *transfer = moving->transfer;
+
+        if (!os->unwatch_map(moving->watch) && !(status && moving->is_mapped && error && error->sys_errno == EFAULT))
+                return status;
+        if (!status)
+                transfer->to->ops->abort(transfer->to, upload);
+        return error_set(error, NEBULA_CORRUPT, 0, "%s/%s: a part of it could not be read while it was copied: it was cut off, or its disk fails",
+                         transfer->from->root, moving->key);
+}
+
 static enum nebula_status transfer_once(const struct transfer *transfer, const char *from_key, const char *to_key, const struct record_file *file,
                                         const struct transfer_pulse *pulse, bool *ret_is_refused, struct nebula_error *error)
 {
-        struct moving moving = { .transfer = transfer, .file = file, .pulse = pulse, .key = from_key };
+        struct moving moving = { .transfer = transfer, .file = file, .pulse = pulse, .key = from_key, .watch = -1 };
         struct store_object empty = { .key = to_key };
         struct store *to = transfer->to;
         struct store_upload *upload = NULL;
@@ -243,6 +259,9 @@ static enum nebula_status transfer_once(const struct transfer *transfer, const c
                 if (!status)
                         status = move(&moving, to_key, &upload, error);
         }
+        status = end_watch(&moving, status, upload, error);
+        if (!status && pulse->ready && (status = pulse->ready(pulse->argument, error)))
+                to->ops->abort(to, upload);
         if (!status) {
                 status = to->ops->publish(to, upload, error);
                 *ret_is_refused = status == NEBULA_STORAGE;

@@ -5,9 +5,12 @@
 #include "store/record.h"
 #include "store/transfer.h"
 
-/* Called between two chunks, on any thread, so that the destination's sweep does not take a long copy for debris. */
+/* What the caller does meanwhile. */
 struct transfer_pulse {
+        /* Between two chunks, on any thread, so that the destination's sweep does not take a long copy for debris. */
         void (*beat)(void *argument);
+        /* When all bytes are sent, before the object gets its key. A failure ends the copy. NULL: nothing. */
+        enum nebula_status (*ready)(void *argument, struct nebula_error *error);
         void *argument;
 };
 

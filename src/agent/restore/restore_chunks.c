@@ -111,7 +111,8 @@ static enum nebula_status answer(struct catalogue *catalogue, struct image *imag
         if (!opened)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for an answer");
         *opened = (struct ipc_opened){ .size = chunks->size, .format = chunks->is_zip ? IPC_FORMAT_ZIP : IPC_FORMAT_RAW, .image_id = image->id,
-                                       .source = IPC_SOURCE_STORAGE, .chunk_bytes = chunks->chunk_bytes, .chunk_count = chunks->chunk_count };
+                                       .source = IPC_SOURCE_STORAGE, .chunk_bytes = chunks->chunk_bytes, .chunk_count = chunks->chunk_count,
+                                       .origin = chunks->wanted.origin };
         status = restore_lend(catalogue, image, ret_fd, error);
         if (status)
                 free(opened);

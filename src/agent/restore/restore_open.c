@@ -311,7 +311,7 @@ static enum nebula_status lend_stored(struct catalogue *catalogue, struct job *j
         if (!status) {
                 *opened = (struct ipc_opened){ .size = file.size, .format = file.is_zip ? IPC_FORMAT_ZIP : IPC_FORMAT_RAW,
                                                .source = IPC_SOURCE_STORAGE, .chunk_bytes = file.chunk_bytes,
-                                               .chunk_count = (uint32_t)file.chunk_count, .is_direct = is_direct };
+                                               .chunk_count = (uint32_t)file.chunk_count, .is_direct = is_direct, .origin = wanted->origin };
                 memcpy(opened->crc64, file.chunks, file.chunk_count * sizeof opened->crc64[0]);
                 *ret_opened = opened;
         } else {
@@ -506,7 +506,8 @@ static enum nebula_status lend_image(struct catalogue *catalogue, struct version
         *ret_opened = calloc(1, sizeof **ret_opened);
         if (!*ret_opened)
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for an answer");
-        **ret_opened = (struct ipc_opened){ .size = file->size, .format = (uint32_t)file->format, .source = from };
+        **ret_opened = (struct ipc_opened){ .size = file->size, .format = (uint32_t)file->format, .source = from,
+                                            .origin = version_file_sequence(source, file) };
         return restore_lend(catalogue, file->image, ret_fd, error);
 }
 

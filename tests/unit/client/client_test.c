@@ -1604,6 +1604,31 @@ static void a_file_that_storage_lost_meanwhile_comes_from_the_agent_if_it_is_the
         end();
 }
 
+/* Otherwise the map would hold bytes of two writings. */
+static void a_file_whose_parts_the_agent_has_dropped_is_opened_again_only_if_it_is_the_same(void)
+{
+        struct nebula_part part = { 0, 3, (char[3]){ 0 } };
+
+        start();
+        CHECK(save("t", "n", "abc", 3));
+        for (uint64_t later = 0; later < 2; later++) {
+                nebula_map *map = NULL;
+
+                fake.lends_parts = true;
+                fake.origin = 7;
+                REQUIRE(ok(nebula_checkpoint_map_lazily(checkpoint, "n", &map, &error)));
+                fake.refuse[IPC_FETCH] = NEBULA_BUSY;
+                fake.lends_parts = false;
+                fake.origin = 7 + later;
+                if (later)
+                        CHECK(nebula_map_read(map, &part, 1, &error) == NEBULA_FAILED && strstr(error.message, "written again"));
+                else
+                        CHECK(ok(nebula_map_read(map, &part, 1, &error)) && !memcmp(part.data, "abc", 3));
+                nebula_map_free(map);
+        }
+        end();
+}
+
 static void a_missing_checkpoint_or_file_is_not_found(void)
 {
         nebula_checkpoint *found = NULL;
@@ -1882,6 +1907,7 @@ static const struct tap_test tests[] = {
         TEST(a_fork_in_the_middle_of_a_save_locks_nothing),
         TEST(files_can_be_added_to_a_found_checkpoint),
         TEST(a_file_that_storage_lost_meanwhile_comes_from_the_agent_if_it_is_the_same),
+        TEST(a_file_whose_parts_the_agent_has_dropped_is_opened_again_only_if_it_is_the_same),
         TEST(a_missing_checkpoint_or_file_is_not_found),
         TEST(the_images_of_a_foretold_file_are_mapped_before_its_save), TEST(a_save_waits_until_its_image_is_ready),
         TEST(a_save_does_not_wait_for_all_pages_of_its_image),

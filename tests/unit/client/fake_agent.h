@@ -63,6 +63,8 @@ static struct {
         bool lends_too_little;
         bool stored_is_gone; /* the bytes of files are in storage, and a read of one fails */
         bool was_written_again; /* storage had other bytes */
+        bool lends_parts;       /* of a file whose bytes the client then asks for */
+        uint64_t origin;        /* of all files */
         uint32_t spare_count; /* so many spare images are still to be lent */
         bool spares_follow;   /* none is ready, and one will follow */
         bool lends_spare;     /* the next save is lent the newest image again */
@@ -302,6 +304,12 @@ static void fake_open(int fd, const struct ipc_open *request)
         }
         answer.size = image->size;
         answer.format = image->format;
+        answer.origin = fake.origin;
+        if (fake.lends_parts && request->reads_storage == IPC_READS_PARTS) {
+                answer.image_id = image->id;
+                answer.chunk_bytes = IMAGE_CHUNK_BYTES;
+                answer.chunk_count = (uint32_t)((image->size + IMAGE_CHUNK_BYTES - 1) / IMAGE_CHUNK_BYTES);
+        }
         ipc_send(fd, IPC_OPEN, NEBULA_OK, &answer, sizeof answer, image->fd, NULL);
 }
 
@@ -471,7 +479,7 @@ static void fake_start(void)
 
         fake.nonce = 1000;
         fake.next_id = 0;
-        fake.forgets = fake.lends_too_little = fake.stored_is_gone = fake.was_written_again = false;
+        fake.forgets = fake.lends_too_little = fake.stored_is_gone = fake.was_written_again = fake.lends_parts = false;
         memset(fake.seen, 0, sizeof fake.seen);
         fake.commit_count = fake.image_refusals = 0;
         memset(fake.die_at, 0, sizeof fake.die_at);

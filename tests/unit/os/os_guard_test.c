@@ -200,7 +200,28 @@ static void under_a_handler_that_came_later_no_copy_is_made(void)
         CHECK(end_of(by_default, copy_under_another_handler) == 50);
 }
 
+static void a_watched_map_of_a_file_that_is_cut_off_reads_as_zeros(void)
+{
+        int fd = os->memfd("cut"), slot;
+        volatile unsigned char *bytes;
+        void *data;
+
+        REQUIRE(fd >= 0 && !os->truncate(fd, 3 * 65536) && !os_write_at(fd, "abc", 3, 0));
+        for (int cuts = 0; cuts < 2; cuts++) {
+                REQUIRE(!os->map(fd, 0, 3 * 65536, OS_MAP_READ, &data));
+                bytes = data;
+                slot = os->watch_map(data, 3 * 65536);
+                REQUIRE(slot >= 0 && bytes[1] == 'b');
+                if (cuts)
+                        REQUIRE(!os->truncate(fd, 65536));
+                CHECK(bytes[1] == 'b' && bytes[3 * 65536 - 1] == 0 && bytes[65536] == 0);
+                CHECK(os->unwatch_map(slot) == (cuts == 1));
+                os->unmap(data, 3 * 65536);
+        }
+        os->close(fd);
+}
+
 /* These first: the guard is there for good once it is asked for, and children inherit it. */
 TAP_MAIN(TEST(faults_of_others_end_as_without_a_guard), TEST(under_a_handler_that_came_later_no_copy_is_made),
          TEST(a_fault_elsewhere_is_not_taken_for_one_of_the_copy), TEST(readable_memory_is_copied),
-         TEST(memory_that_vanishes_ends_the_copy_and_not_the_program))
+         TEST(memory_that_vanishes_ends_the_copy_and_not_the_program), TEST(a_watched_map_of_a_file_that_is_cut_off_reads_as_zeros))

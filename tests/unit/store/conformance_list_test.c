@@ -85,9 +85,10 @@ static void order(void)
 {
         static const char *const names[] = { "a/x", "a-b", "a.b/c", "a0", "a/b/c/d", "a/b-c", "a/b.c", "b", "latest", "t/.nebula/manifest-1.json",
                                              "t/.nebula/manifest-12.json", "t/.nebula/manifest-2.json", "t/.nebula/w1/x", "t/model.pt", "t2/model.pt",
-                                             "\xc3\xa4/\xff", "Z/z", "t/.nebula.x" };
+                                             "\xc3\xa4/\xff", "Z/z", "t/.nebula.x", "e.!a", "e.&a", "e.&b", "e.&c", "e./x", "e./y", "s/Y", "s/Z", "s/\\b",
+                                             "s/\\c", "s/\\d" };
         static const char *const prefixes[] = { "", "a", "a/", "a/b", "a/b/", "a/b/c/d", "a/b/c/d/", "a.", "b", "b/", "t", "t/", "t/.nebula/",
-                                                "t/.nebula/manifest-", "t/.nebula/manifest-1", "t/.nebula/w", "\xc3", "\xff", "none", "none/", "none/x", "." };
+                                                "t/.nebula/manifest-", "t/.nebula/manifest-1", "t/.nebula/w", "\xc3", "\xff", "none", "none/", "none/x", ".", "e.", "e", "s/", "s" };
 
         for (size_t i = 0; i < sizeof names / sizeof *names; i++)
                 make(names[i]);

@@ -456,7 +456,48 @@ ON_EACH_STORE(nothing_is_taken_from_a_tag_whose_log_cannot_be_read)
         author_done(&failed);
 }
 
-TAP_MAIN(TEST(a_removal_takes_all_that_is_nebulas_and_nothing_else), TEST(a_removal_takes_the_manifest_of_format_1_too), TEST(of_a_writing_in_place_that_never_ended_the_files_go_too),
+static const struct store_ops *real;
+static int room; /* objects that still fit */
+
+static enum nebula_status put_into_full(struct store *at, const char *key, const void *data, uint64_t size, enum store_condition condition,
+                                        const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *failure)
+{
+        return room-- > 0 ? real->put(at, key, data, size, condition, seen, ret_stamp, failure) :
+                            error_set(failure, NEBULA_NO_SPACE, 0, "%s is full", at->root);
+}
+
+static enum nebula_status remove_from_full(struct store *at, const struct store_victim *victims, size_t count, struct nebula_error *failure)
+{
+        for (size_t i = 0; i < count; i++)
+                room += has(victims[i].key);
+        return real->remove(at, victims, count, failure);
+}
+
+/* fault (Storage): The file system is full to the last block, and versions are removed to make room.
+ * result: The removal takes the blocks that it needs from the index, which a sweep makes again. */
+ON_EACH_STORE(a_version_is_removed_from_a_full_file_system)
+{
+        struct store_ops full = *store->ops;
+        struct manifest manifest = { 0 };
+
+        if (!(features & STORE_PATHS))
+                return;
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x", "y" } });
+        write_version((struct author){ .tag = "u", .run = "b", .names = { "x" } });
+        write_version((struct author){ .tag = "v", .run = "c", .names = { "x" } });
+        REQUIRE(!manifest_load(store, "t", &manifest, &error));
+        real = store->ops;
+        full.put = put_into_full;
+        full.remove = remove_from_full;
+        store->ops = &full;
+        room = -1; /* its own entry of the index is not enough */
+        CHECK(!manifest_remove(store, &manifest, &error));
+        store->ops = real;
+        CHECK(!has("t/x") && !has("t/y") && count_objects("t/") == 0 && holds("u", "b") && holds("v", "c"));
+        manifest_done(&manifest);
+}
+
+TAP_MAIN(TEST(a_version_is_removed_from_a_full_file_system), TEST(a_removal_takes_all_that_is_nebulas_and_nothing_else), TEST(a_removal_takes_the_manifest_of_format_1_too), TEST(of_a_writing_in_place_that_never_ended_the_files_go_too),
          TEST(the_numbers_of_the_log_go_on_after_a_removal), TEST(after_a_removal_no_file_of_a_manifest_lies_in_place),
          TEST(a_removal_again_is_fine_and_takes_nothing_of_other_programs),
          TEST(a_version_that_was_written_again_is_not_removed_in_the_name_of_the_old_one), TEST(what_cannot_be_looked_at_is_not_removed),
