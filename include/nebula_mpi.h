@@ -24,6 +24,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 /* `size` elements from `from` of a global array in row-major order, in each dimension. A rank may have none: a size of 0. */
 struct nebula_block {
@@ -74,9 +76,10 @@ NEBULA_MPI_CALL enum nebula_status nebula_mpi_fail(enum nebula_status status, co
         return status;
 }
 
-/* Sets rank, world, local_rank and local_world. Call it after nebula_options_init. */
+/* Sets rank, world, local_rank, local_world and run. Call it after nebula_options_init. */
 NEBULA_MPI_CALL void nebula_mpi_options(MPI_Comm communicator, struct nebula_options *options)
 {
+        static char run[64]; /* a new name at each start: what a killed start has left half saved is not completed by this one */
         MPI_Comm node;
         int rank, world, local_rank, local_world;
 
@@ -86,10 +89,14 @@ NEBULA_MPI_CALL void nebula_mpi_options(MPI_Comm communicator, struct nebula_opt
         MPI_Comm_rank(node, &local_rank);
         MPI_Comm_size(node, &local_world);
         MPI_Comm_free(&node);
+        if (rank == 0 && !*run)
+                snprintf(run, sizeof run, "%llx-%llx-%lx", (unsigned long long)time(NULL), (unsigned long long)(MPI_Wtime() * 1e6), (long)getpid());
+        MPI_Bcast(run, (int)sizeof run, MPI_CHAR, 0, communicator);
         options->rank = (uint32_t)rank;
         options->world = (uint32_t)world;
         options->local_rank = (uint32_t)local_rank;
         options->local_world = (uint32_t)local_world;
+        options->run = run;
 }
 
 NEBULA_MPI_CALL enum nebula_status nebula_mpi_open(MPI_Comm communicator, const char *persist_path, nebula_session **ret_session,
