@@ -370,6 +370,11 @@ enum nebula_status nebula_checkpoint_report(nebula_checkpoint *checkpoint, char 
         return status;
 }
 
+uint64_t nebula_checkpoint_sequence(const nebula_checkpoint *checkpoint)
+{
+        return checkpoint && atomic_load(&checkpoint->is_found) ? checkpoint->sequence : 0;
+}
+
 const char *nebula_checkpoint_tag(const nebula_checkpoint *checkpoint)
 {
         return checkpoint ? checkpoint->tag : "";

@@ -267,6 +267,18 @@ def test_a_version_that_a_killed_mpi_job_has_left_half_saved_is_not_completed_by
     assert run("load") == [["ok", "2", "step2"]] * 2
 
 
+# fault (Deaths): The memory of one node of an MPI job is lost, and the other node's memory has a version that is not durable: another tag, or a tag written again.
+# result: All ranks load the newest version that each of them has, and none loads another writing of its tag.
+@pytest.mark.parametrize("tag", ["step1", "step2"])
+def test_all_ranks_of_an_mpi_job_load_the_same_writing_after_one_node_has_lost_its_memory(two_nodes, tag):
+    run, lose = two_nodes
+    assert run("save", "step1", 1, "durable") == [["ok", "1", "step1"]] * 2
+    lose(0), lose(1)
+    assert run("save", tag, 2, "committed", NEBULA_STORE_MBPS="0.01") == [["ok", "2", tag]] * 2
+    lose(0, memory=False), lose(1)
+    assert run("load") == [["ok", "1", "step1"]] * 2
+
+
 INSTALL = "meson setup build-c -Dpython=false --prefix=/usr/local && meson install -C build-c && "
 OVERLAYS = """
 mount -t tmpfs tmpfs "$1"
