@@ -56,6 +56,7 @@ static struct {
         int torn_count;           /* bytes other than 'a' in ranges that were reported as copied */
         int commit_count, captured_at_commit; /* captured_at_commit: files of that version, at the last one */
         int captured_at_configure; /* files, at the last one */
+        uint32_t commit_has_saved; /* of the last COMMIT */
         int seen[FAKE_TYPE_COUNT];
         /* the script */
         int die_at[FAKE_TYPE_COUNT];
@@ -357,6 +358,7 @@ static void fake_answer(int fd, const struct ipc_frame *frame)
                 fake_copied(fd, frame->payload);
                 break;
         case IPC_COMMIT:
+                fake.commit_has_saved = ((const struct ipc_commit *)frame->payload)->has_saved;
                 fake_commit(*(const uint64_t *)frame->payload);
                 ipc_send(fd, type, NEBULA_OK, NULL, 0, -1, NULL);
                 break;
