@@ -227,6 +227,8 @@ RANK = """
     import nebulaml as nm
     from nebulaml import _nebula
     rank, group = sys.argv[1], sys.argv[3]
+    if group == "late":
+        nm.init(sys.argv[2], 1000, 3, on_error="raise")
     if group != "none":
         import datetime, torch.distributed as dist
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
@@ -665,15 +667,16 @@ def test_a_rank_that_cannot_look_ends_the_question_of_all_with_its_reason(place,
 # fault (Deaths): A launcher starts a job again under the name of the run before (a fixed port, `--rdzv-id`, NEBULA_RUN). One rank of that run had saved its
 # part of a version, and its node's memory still has it.
 # result: The version of the new start has the parts of the new start alone, and becomes durable.
+@pytest.mark.parametrize("group", ["none", "late"])  # late: the process group begins after init()
 @pytest.mark.parametrize("saved", [0, 1])
-def test_a_version_that_an_earlier_start_has_left_half_saved_is_not_completed_by_the_next_one(place, saved, monkeypatch):
+def test_a_version_that_an_earlier_start_has_left_half_saved_is_not_completed_by_the_next_one(place, group, saved, monkeypatch):
     monkeypatch.setenv("MARK", " of the first")
-    first = Ranks(place, "none", "same", monkeypatch)
+    first = Ranks(place, group, "same", monkeypatch)
     assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
     assert first.ask("close", "global_step2", only=saved) == ["closed"]
     place.kill_all(*first.processes)
     monkeypatch.setenv("MARK", " of the second")
-    second = Ranks(place, "none", "same", monkeypatch)
+    second = Ranks(place, group, "same", monkeypatch)
     assert second.ask("latest") == ["global_step1"] * 2
     for tag in ("global_step1", "global_step2"):
         assert second.ask("save", tag, "durable") == ["saved"] * 2
@@ -858,7 +861,7 @@ def test_runs_are_told_apart_by_what_launchers_say():
     slurm = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0"}
     assert of(slurm) != of({**slurm, "SLURM_RESTART_COUNT": "1"}) != of({**slurm, "SLURM_STEP_ID": "1"})
     assert of({"MASTER_ADDR": "a", "MASTER_PORT": "1"}) == "a:1" and of({}) == ""
-    assert ranks._find_run(ranks.Place()) != ranks._find_run(ranks.Place())
+    assert ranks._find_run(ranks.Place())[0] != ranks._find_run(ranks.Place())[0]
 
 
 def test_ranks_load_the_agreed_version_and_never_another_writing_of_its_tag(place):

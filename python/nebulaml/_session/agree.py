@@ -197,7 +197,8 @@ class Agreement:
         place, shared = self._engine.place(), ranks.store()
         root = path or self._engine.settings().persist_path
         if shared is not None:
-            return _through_store(shared, place, f"nebula/agree/{turn}/{path or ''}", root, own, spent)
+            repeats = bool(self._engine.settings().run) or not ranks.is_new(place)
+            return _through_store(shared, place, f"nebula/agree/{turn}/{path or ''}", root, own, spent, repeats)
         if root is None:
             raise NebulaConfigError(
                 f"the {place.world} ranks live on several nodes and have neither a storage path nor a process group through "
@@ -443,11 +444,12 @@ def _unpacked(text: bytes | str) -> dict[tuple[Any, ...], dict[str, Any]]:
 
 
 def _through_store(
-    shared: Any, place: ranks.Place, prefix: str, root: str | None, own: Inventory, spent: list[str]
+    shared: Any, place: ranks.Place, prefix: str, root: str | None, own: Inventory, spent: list[str], repeats: bool = False
 ) -> tuple[list[dict[str, Any]], NebulaError | None]:
     """Asks through the store of the process group. The last rank that asks answers for all.
 
-    `spent`: the keys of the last answered question about this path. A rank that asks this one has that answer.
+    `spent`: the keys of the last answered question about this path. A rank that asks this one has that answer. `repeats`: an earlier start of
+    the job may have had the run's name.
     """
     answer = f"{prefix}/answer"
     digest, text = _packed(own.stored.values())
@@ -466,7 +468,8 @@ def _through_store(
 
     if prefix not in _counted:
         send(digest, text)
-        mine = {"stored": digest, "held": list(own.held.values()), "failure": own.failure, "status": own.status, "wanted": own.wanted}
+        about = {"failure": own.failure, "status": own.status, "wanted": own.wanted, "saved": _has_saved}
+        mine = {"stored": digest, "held": list(own.held.values()), **about}
         shared.set(inventory_key(place.rank), json.dumps(mine))
         is_last = shared.add(f"{prefix}/count", 1) >= place.world
         _counted.add(prefix)
@@ -480,7 +483,8 @@ def _through_store(
             digest_of_all, text_of_all = _packed(agreed.stored.values())
             send(digest_of_all, text_of_all)
             refused = {"refused": refusal(inventories, root), "status": _status(inventories)}
-            said = {"stored": digest_of_all, "held": list(agreed.held.values()), **refused}
+            start = "" if any(each["saved"] for each in sent) else os.urandom(6).hex()
+            said = {"stored": digest_of_all, "held": list(agreed.held.values()), "start": start, **refused}
             shared.compare_set(answer, "", json.dumps(said))
             _forget(shared, [f"{prefix}/count", *spent, *(stored_key(one) for one in stored if one != digest_of_all)])
     _until(
@@ -489,6 +493,8 @@ def _through_store(
         place,
     )
     said = json.loads(shared.get(answer))
+    if repeats and said["start"]:
+        ranks.begun(said["start"])
     common = own.stored if said["stored"] == digest else _unpacked(shared.get(stored_key(said["stored"])))
     _forget(shared, [inventory_key(place.rank)])
     spent[:] = [answer, stored_key(said["stored"]), *(f"{stored_key(one)}/senders" for one in {digest, said["stored"]})]
