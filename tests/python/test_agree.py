@@ -96,6 +96,13 @@ def test_a_version_that_one_rank_knows_to_be_removed_is_removed_for_all():
     assert [one["was_removed"] for one in choose([[stored], [there]])] == [True]
 
 
+def test_a_launcher_passes_over_one_writing_of_a_tag_and_without_shared_storage_all_of_them(monkeypatch):
+    monkeypatch.setenv("NEBULA_PASSED_OVER", "40 global_step4")
+    older, first, second = version(3, 30), version(4, 40), version(4, 41)
+    assert agree._without_poison([second, first, older]) == [second, older]
+    assert agree._without_poison([second | {"shared": False}, older | {"shared": False}]) == [older | {"shared": False}]
+
+
 def test_two_writings_of_one_tag_are_not_the_same_version():
     first, second = version(4, 40), version(4, 41)
     assert choose([[second, first], [first]]) == [first]
@@ -472,7 +479,7 @@ def test_ranks_on_two_nodes_load_the_durable_version_after_one_lost_its_memory(p
 
 # fault (Storage): A rank asks for a version that it has saved, and its agent does not know yet whether the ranks of other nodes have.
 # result: The search waits for that rank, so both ranks get the same version.
-@pytest.mark.parametrize(("question", "poison"), [("latest", ""), ("latest", "global_step0"), ("tag global_step2", "")])
+@pytest.mark.parametrize(("question", "poison"), [("latest", ""), ("latest", "7 global_step0"), ("tag global_step2", "")])
 @pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])
 def test_ranks_on_two_nodes_that_search_right_after_their_saves_get_the_same_answer(place, group, question, poison, monkeypatch):
     monkeypatch.setenv("NEBULA_PASSED_OVER", poison)
@@ -635,7 +642,8 @@ def test_a_version_that_is_passed_over_is_loaded_if_no_other_one_is_there_for_al
     assert first.ask("save", "global_step1", "committed") == ["saved"] * 2
     place.kill_all(*first.processes)
     shutil.rmtree(place.memory / "node0")
-    monkeypatch.setenv("NEBULA_PASSED_OVER", "global_step2")
+    (manifest,) = (place.storage / "global_step2" / ".nebula").glob("manifest-*")
+    monkeypatch.setenv("NEBULA_PASSED_OVER", f"{json.loads(manifest.read_text())['sequence']} global_step2")
     second = Ranks(place, "none", "two", monkeypatch)
     assert second.ask("latest") == ["global_step2"] * 2
     second.kill()

@@ -63,7 +63,7 @@ class _Questions:
         keys = [_key(version) for version in self.own]
         newer = self.own[: keys.index(_key(chosen))] if _key(chosen) in keys else []
         poison = worker.passed_over()
-        return self.passed + [(one["tag"], POISON if one["tag"] in poison else "not every rank can load it") for one in newer]
+        return self.passed + [(one["tag"], POISON if _is_one_of(poison, one) else "not every rank can load it") for one in newer]
 
 
 class Agreement:
@@ -284,12 +284,17 @@ def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[
     return in_order(whole), unread + [(one["tag"], one["reason"]) for one in report["passed"]]
 
 
+def _is_one_of(poison: list[tuple[int, str]], version: dict[str, Any]) -> bool:
+    """A later writing of a tag is another version. If the nodes share no storage, each has numbers of its own, and the tag counts."""
+    return any(tag == version["tag"] and (sequence == version["sequence"] or not version["shared"]) for sequence, tag in poison)
+
+
 def _without_poison(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Leaves out those that the launcher does not want to be loaded, unless there is no other one: a job never begins from nothing because of
     that. It takes what all ranks have, for which they all come to the same.
     """
     poison = worker.passed_over()
-    return [version for version in versions if version["tag"] not in poison] or versions
+    return [version for version in versions if not _is_one_of(poison, version)] or versions
 
 
 def _is_in_storage(version: dict[str, Any]) -> bool:
