@@ -189,6 +189,36 @@ def lives(pid: int) -> bool:
         return False
 
 
+# fault (Elastic jobs): SIGTERM, or another signal, comes to all processes of a job, as a service manager sends it, and so to the template of the warm workers.
+# result: The template goes on, and its workers save and end by themselves.
+def test_a_signal_to_all_processes_does_not_kill_the_workers_by_the_end_of_their_template(launcher):
+    path = launcher.script("""
+        import os, signal, sys, time
+        print([str(signal.getsignal(number)) for number in (1, 2, 3, 10, 12, 15)], flush=True)
+        def leave(*_):
+            time.sleep(0.5)  # as a save
+            print("saved", flush=True)
+            sys.exit(5)
+        signal.signal(signal.SIGTERM, leave)
+        print("begins", flush=True)
+        while True:
+            time.sleep(100)
+    """)
+    cold = launcher.start(path, is_warm=False)
+    handlers = cold.stdout.readline()
+    cold.kill()
+    cold.communicate()
+    launcher.template("json")
+    process = launcher.start(path)
+    assert (process.stdout.readline(), process.stdout.readline()) == (handlers, "begins\n")
+    for number in warm.TO_ALL:
+        os.kill(launcher.pid, number)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.stdout.readline() == "saved\n" and process.wait(60) == 5
+    process.communicate()
+    assert lives(launcher.pid)
+
+
 SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
 
 

@@ -32,6 +32,8 @@ MEMORY_MOST = 4 << 30  # bytes of the template
 BEGINNINGS = 8  # then the template imports torch alone
 CUDA_NOT_INITIALISED = 3  # CUDA_ERROR_NOT_INITIALIZED
 GONE_S = 10.0  # a killed worker has ended after this time, or the next one starts cold
+# what launchers send to all processes of a job
+TO_ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def start(modules: list[str], environment: dict[str, str], tells: bool = True) -> str:
@@ -151,6 +153,15 @@ def begin_anew(bad: list[str], environment: dict[str, str]) -> None:
 
 
 _given: dict[str, Any] = {}
+_outlived: dict[int, Any] = {}  # the signals that this process outlives, and what they do in a worker
+
+
+def _outlive_signals() -> None:
+    """The template ends with its torchrun. If it ended before, its workers would be killed before they have saved."""
+    for number in TO_ALL:
+        if (before := signal.getsignal(number)) in (signal.SIG_DFL, signal.default_int_handler):
+            _outlived[number] = before
+            signal.signal(number, lambda *_: None)
 
 
 def _stamps() -> dict[str, tuple[int, int]]:
@@ -198,9 +209,8 @@ def serve(fd: int, parent: int, modules: list[str], bad: list[str], tells: bool)
     if not end_with(parent):
         os._exit(0)
     begun = dict(os.environ)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: torchrun ends the workers
+    _outlive_signals()
     _import_all(modules, bad)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     _note()
     stamps, listener = _stamps(), socket.socket(fileno=fd)
     gc.collect()
@@ -300,6 +310,8 @@ def _become(request: dict[str, Any], streams: list[int], template: int) -> objec
     os.environ.clear()
     os.environ.update(request["environment"])
     os.environ["NEBULA_ENDS_BY_EXIT"] = str(os.getpid())
+    for each, before in _outlived.items():
+        signal.signal(each, before)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     sys.stdout.reconfigure(write_through=True)
     _seed()
