@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -217,6 +218,21 @@ def test_a_signal_to_all_processes_does_not_kill_the_workers_by_the_end_of_their
     assert process.stdout.readline() == "saved\n" and process.wait(60) == 5
     process.communicate()
     assert lives(launcher.pid)
+
+
+# fault (Elastic jobs): A program, perhaps of another user, connects to the template of the warm workers and sends a message that is no request.
+# result: It is refused. The template and its workers go on.
+@pytest.mark.parametrize("text", ["{}", "[]", "7", "x", '{"pid": 1}'])
+def test_a_message_that_is_no_request_does_not_end_the_template(launcher, text):
+    launcher.template("json")
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+            client.settimeout(60)
+            client.connect("\0" + launcher.address)
+            assert client.recv(4096) == b"ready"
+            client.send(text.encode())
+            assert json.loads(client.recv(4096)) == {"cold": "the request is damaged"}
+    assert launcher.run(launcher.script("print('runs')"))[:2] == (0, "runs\n")
 
 
 SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"

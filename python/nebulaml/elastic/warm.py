@@ -20,6 +20,7 @@ import resource
 import select
 import signal
 import socket
+import struct
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -275,16 +276,20 @@ def _lives(end: int) -> bool:
 
 
 def _take(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Returns a request and its streams. {}: it is none of a worker of this user. Any user can connect."""
+    streams: list[int] = []
     client.settimeout(GONE_S)  # a stub that is stopped holds up no other one for longer
     try:
+        pid, uid, _ = struct.unpack("iII", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid != os.getuid():
+            return {}, streams
         client.send(b"ready")
         said, streams, _, _ = socket.recv_fds(client, MESSAGE_MOST, 3)
-        peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         request = json.loads(said)
+        is_sound = isinstance(request, dict) and request.get("pid") == pid and len(streams) == 3
     except (OSError, ValueError):
-        return {}, []
-    is_own = int.from_bytes(peer[4:8], sys.byteorder) == os.getuid() and int.from_bytes(peer[:4], sys.byteorder) == request["pid"]
-    return (request if is_own and len(streams) == 3 else {}), streams
+        is_sound = False
+    return (request if is_sound else {}), streams
 
 
 # -- the worker
