@@ -72,6 +72,7 @@ module nebula
     procedure :: flush => session_flush
     procedure :: report => session_report
     procedure :: c_handle => session_handle ! for calls of nebula.h that this module lacks
+    procedure :: take => session_take ! a handle of nebula.h, which it then owns
     procedure :: close => session_close
   end type
 
@@ -448,6 +449,14 @@ contains
 
     handle = self%handle
   end function
+
+  subroutine session_take(self, handle)
+    class(nebula_session), intent(inout) :: self
+    type(c_ptr), intent(in) :: handle
+
+    call self%close()
+    self%handle = handle
+  end subroutine
 
   subroutine checkpoint_take(self, handle)
     class(nebula_checkpoint), intent(inout) :: self

@@ -358,6 +358,8 @@ NEBULA_API enum nebula_status nebula_checkpoint_find(nebula_session *session, co
  * tag. */
 NEBULA_API enum nebula_status nebula_checkpoint_find_version(nebula_session *session, const char *tag,
         uint64_t sequence, const char *persist_path, nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);
+/* The sequence of a version that a search has found: with its tag it names the version. 0: the program has begun this checkpoint. */
+NEBULA_API uint64_t nebula_checkpoint_sequence(const nebula_checkpoint *checkpoint);
 
 /*
  * Events of the background work on checkpoints, for a program's own log, and of the cloud. A watch has a connection of its

@@ -1,7 +1,7 @@
 ! nebula_mpi.f90 - nebula_mpi.h for Fortran 2018: arrays of a job of MPI that another number of ranks can load. A program compiles this file and
 ! nebula_mpi_fortran.c beside nebula.f90.
 !
-!     call session%open('/scratch/run7', rank=rank, world=world)
+!     call nebula_open(comm, session, '/scratch/run7')
 !     call nebula_latest(comm, session, checkpoint, status)              ! NEBULA_NOT_FOUND: begin from the start
 !     call nebula_load_block(comm, checkpoint, 'heat', global, from, heat)
 !     ...
@@ -18,7 +18,7 @@ module nebula_mpi
   use, intrinsic :: iso_fortran_env, only: int32, int64, real32, real64
   implicit none
   private
-  public :: nebula_latest, nebula_save_block, nebula_load_block
+  public :: nebula_open, nebula_latest, nebula_save_block, nebula_load_block
 
   integer(c_int), parameter :: DTYPE_I32 = 3, DTYPE_I64 = 4, DTYPE_F32 = 7, DTYPE_F64 = 8
 
@@ -29,6 +29,13 @@ module nebula_mpi
   end type
 
   interface
+    integer(c_int) function c_open(comm, path, session, error) bind(c, name='nebula_mpi_fortran_open')
+      import :: c_int, c_ptr, c_char, nebula_c_error
+      integer(c_int), value :: comm
+      character(kind=c_char), intent(in) :: path(*)
+      type(c_ptr), intent(out) :: session
+      type(nebula_c_error), intent(out) :: error
+    end function
     integer(c_int) function c_latest(comm, session, checkpoint, error) bind(c, name='nebula_mpi_fortran_latest')
       import :: c_int, c_ptr, nebula_c_error
       integer(c_int), value :: comm
@@ -65,7 +72,23 @@ module nebula_mpi
 
 contains
 
-  ! Finds the newest complete checkpoint, the same on all ranks.
+  ! Opens the session of each rank. Rank and world come from MPI.
+  subroutine nebula_open(comm, session, path, status)
+    integer, intent(in) :: comm
+    type(nebula_session), intent(inout) :: session
+    character(len=*), intent(in) :: path
+    integer, intent(out), optional :: status
+    type(nebula_c_error) :: error
+    type(c_ptr) :: handle
+    integer(c_int) :: opened
+
+    handle = c_null_ptr
+    opened = c_open(int(comm, c_int), trim(path) // c_null_char, handle, error)
+    call session%take(handle)
+    call nebula_finish(opened, error, status)
+  end subroutine
+
+  ! Finds the newest complete checkpoint that all ranks have.
   subroutine nebula_latest(comm, session, checkpoint, status)
     integer, intent(in) :: comm
     type(nebula_session), intent(in) :: session

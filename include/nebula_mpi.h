@@ -24,6 +24,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 /* `size` elements from `from` of a global array in row-major order, in each dimension. A rank may have none: a size of 0. */
 struct nebula_block {
@@ -74,9 +76,10 @@ NEBULA_MPI_CALL enum nebula_status nebula_mpi_fail(enum nebula_status status, co
         return status;
 }
 
-/* Sets rank, world, local_rank and local_world. Call it after nebula_options_init. */
+/* Sets rank, world, local_rank, local_world and run. Call it after nebula_options_init. */
 NEBULA_MPI_CALL void nebula_mpi_options(MPI_Comm communicator, struct nebula_options *options)
 {
+        static char run[64]; /* a new name at each start: what a killed start has left half saved is not completed by this one */
         MPI_Comm node;
         int rank, world, local_rank, local_world;
 
@@ -86,10 +89,14 @@ NEBULA_MPI_CALL void nebula_mpi_options(MPI_Comm communicator, struct nebula_opt
         MPI_Comm_rank(node, &local_rank);
         MPI_Comm_size(node, &local_world);
         MPI_Comm_free(&node);
+        if (rank == 0 && !*run)
+                snprintf(run, sizeof run, "%llx-%llx-%lx", (unsigned long long)time(NULL), (unsigned long long)(MPI_Wtime() * 1e6), (long)getpid());
+        MPI_Bcast(run, (int)sizeof run, MPI_CHAR, 0, communicator);
         options->rank = (uint32_t)rank;
         options->world = (uint32_t)world;
         options->local_rank = (uint32_t)local_rank;
         options->local_world = (uint32_t)local_world;
+        options->run = run;
 }
 
 NEBULA_MPI_CALL enum nebula_status nebula_mpi_open(MPI_Comm communicator, const char *persist_path, nebula_session **ret_session,
@@ -136,31 +143,95 @@ NEBULA_MPI_CALL enum nebula_status nebula_mpi_commit(MPI_Comm communicator, nebu
         return status;
 }
 
-/* Finds the newest complete checkpoint: rank 0 searches, and all ranks open what it found. NEBULA_NOT_FOUND: there is none. */
+/* A version that a rank has found. */
+struct nebula_mpi_version {
+        char tag[256];
+        uint64_t sequence; /* 0: the rank has found none */
+        uint32_t is_stored, unused;
+};
+
+/* The latest first. */
+NEBULA_MPI_CALL int nebula_mpi_order(const void *left, const void *right)
+{
+        const struct nebula_mpi_version *a = (const struct nebula_mpi_version *)left, *b = (const struct nebula_mpi_version *)right;
+
+        return a->sequence != b->sequence ? (a->sequence < b->sequence ? 1 : -1) : strcmp(a->tag, b->tag);
+}
+
+/* Opens the first of these versions that all ranks have. `versions` is the same on all ranks. */
+NEBULA_MPI_CALL enum nebula_status nebula_mpi_first(MPI_Comm communicator, nebula_session *session, const struct nebula_mpi_version *versions,
+                                                    int count, nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error)
+{
+        const struct nebula_mpi_version *stored = NULL;
+        struct nebula_error why;
+
+        for (int i = 0; i < count && versions[i].sequence; i++) {
+                nebula_checkpoint *found = NULL;
+                int has, all_have;
+
+                if (i && !nebula_mpi_order(&versions[i], &versions[i - 1]))
+                        continue;
+                has = nebula_checkpoint_find_version(session, versions[i].tag, versions[i].sequence, NULL, &found, &why) == NEBULA_OK;
+                MPI_Allreduce(&has, &all_have, 1, MPI_INT, MPI_MIN, communicator);
+                if (all_have) {
+                        *ret_checkpoint = found;
+                        return NEBULA_OK;
+                }
+                nebula_checkpoint_free(found);
+                if (versions[i].is_stored && !stored)
+                        stored = &versions[i];
+        }
+        memset(&why, 0, sizeof why);
+        why.status = stored ? NEBULA_UNAVAILABLE : NEBULA_NOT_FOUND;
+        if (stored)
+                snprintf(why.message, sizeof why.message, "storage has \"%.200s\" for some ranks, and no checkpoint is there for all: see that each node "
+                         "sees the same storage", stored->tag);
+        else
+                snprintf(why.message, sizeof why.message, "there is no complete checkpoint that all ranks have");
+        if (ret_error)
+                *ret_error = why;
+        return why.status;
+}
+
+/*
+ * Finds the newest complete checkpoint that all ranks have: each rank searches, and all open the latest version found that each of them can open.
+ * NEBULA_NOT_FOUND: there is none. NEBULA_UNAVAILABLE: storage has one for some ranks alone.
+ */
 NEBULA_MPI_CALL enum nebula_status nebula_mpi_latest(MPI_Comm communicator, nebula_session *session, nebula_checkpoint **ret_checkpoint,
                                                      struct nebula_error *ret_error)
 {
-        enum nebula_status status = NEBULA_OK;
-        char tag[256] = "";
-        int rank;
+        struct nebula_mpi_version own, *all;
+        nebula_checkpoint *found = NULL;
+        enum nebula_state state;
+        enum nebula_status searched, status;
+        struct nebula_error why;
+        int world;
 
         *ret_checkpoint = NULL;
-        MPI_Comm_rank(communicator, &rank);
-        if (rank == 0)
-                status = nebula_checkpoint_latest(session, NULL, ret_checkpoint, ret_error);
-        if (rank == 0 && status == NEBULA_OK)
-                snprintf(tag, sizeof tag, "%s", nebula_checkpoint_tag(*ret_checkpoint));
-        status = nebula_mpi_agree(communicator, status, ret_error);
-        if (status != NEBULA_OK)
-                return status;
-        MPI_Bcast(tag, (int)sizeof tag, MPI_CHAR, 0, communicator);
-        if (rank != 0)
-                status = nebula_checkpoint_find(session, tag, NULL, ret_checkpoint, ret_error);
-        status = nebula_mpi_agree(communicator, status, ret_error);
-        if (status != NEBULA_OK && *ret_checkpoint) {
-                nebula_checkpoint_free(*ret_checkpoint);
-                *ret_checkpoint = NULL;
+        memset(&own, 0, sizeof own);
+        MPI_Comm_size(communicator, &world);
+        all = (struct nebula_mpi_version *)calloc((size_t)world, sizeof *all);
+        searched = all ? nebula_checkpoint_latest(session, NULL, &found, ret_error) :
+                         nebula_mpi_fail(NEBULA_NO_MEMORY, "no memory for the list of versions", "", ret_error);
+        if (searched == NEBULA_OK) {
+                snprintf(own.tag, sizeof own.tag, "%s", nebula_checkpoint_tag(found));
+                own.sequence = nebula_checkpoint_sequence(found);
+                own.is_stored = nebula_checkpoint_state(found, &state, &why) == NEBULA_OK && state == NEBULA_STATE_DURABLE;
         }
+        status = nebula_mpi_agree(communicator, searched == NEBULA_NOT_FOUND ? NEBULA_OK : searched, ret_error);
+        if (status == NEBULA_OK) {
+                MPI_Allgather(&own, (int)sizeof own, MPI_BYTE, all, (int)sizeof own, MPI_BYTE, communicator);
+                qsort(all, (size_t)world, sizeof *all, nebula_mpi_order);
+                status = all[0].sequence ? nebula_mpi_first(communicator, session, all, world, ret_checkpoint, ret_error) :
+                                           nebula_mpi_agree(communicator, searched, ret_error); /* no rank has found one */
+        }
+        if (status == NEBULA_OK && own.sequence == nebula_checkpoint_sequence(*ret_checkpoint) && !strcmp(own.tag, nebula_checkpoint_tag(*ret_checkpoint))) {
+                nebula_checkpoint_free(*ret_checkpoint); /* the other one knows what the search has passed over */
+                *ret_checkpoint = found;
+                found = NULL;
+        }
+        nebula_checkpoint_free(found);
+        free(all);
         return status;
 }
 

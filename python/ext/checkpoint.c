@@ -491,6 +491,11 @@ static PyObject *checkpoint_tag(PyObject *self, void *closure)
         return PyUnicode_FromString(nebula_checkpoint_tag(handle_of(self)));
 }
 
+static PyObject *checkpoint_sequence(PyObject *self, void *closure)
+{
+        return PyLong_FromUnsignedLongLong(nebula_checkpoint_sequence(handle_of(self)));
+}
+
 static PyObject *checkpoint_passed_over(PyObject *self, PyObject *unused)
 {
         PyObject *list = PyList_New(0);
@@ -526,6 +531,7 @@ static PyMethodDef checkpoint_methods[] = {
 
 static PyGetSetDef checkpoint_getset[] = {
         { "tag", checkpoint_tag, NULL, "Its tag.", NULL },
+        { "sequence", checkpoint_sequence, NULL, "The sequence of the version that a search has found; 0: it was begun.", NULL },
         { NULL, NULL, NULL, NULL, NULL },
 };
 

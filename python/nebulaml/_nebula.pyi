@@ -97,6 +97,8 @@ class Ranges:
 class Checkpoint:
     @property
     def tag(self) -> str: ...
+    @property
+    def sequence(self) -> int: ...
     def save_pickle(
         self,
         name: str,

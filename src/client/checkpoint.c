@@ -46,6 +46,7 @@ void checkpoint_saved(struct nebula_checkpoint *checkpoint, bool is_committed)
                      is_committed || checkpoint->file_count > 0 ? 0 : atomic_load(&checkpoint->version_id));
         if (is_committed || checkpoint->file_count > 0)
                 atomic_store(&checkpoint->done_writing, atomic_load(&checkpoint->begun_writing));
+        atomic_store(&checkpoint->is_uncommitted, !is_committed);
 }
 
 enum nebula_status checkpoint_check(const struct nebula_checkpoint *checkpoint, struct nebula_error *error)
@@ -220,7 +221,7 @@ enum nebula_status nebula_checkpoint_begin(nebula_session *session, const char *
 /* Sends the commit, with the message that the last file is complete if the agent has not had it yet. The caller holds request_lock. */
 static enum nebula_status report_committed(struct nebula_checkpoint *checkpoint, struct nebula_error *error)
 {
-        struct ipc_version request = { 0 };
+        struct ipc_commit request = { .has_saved = atomic_load(&checkpoint->is_uncommitted) };
         struct client_call call = {
                 .type = IPC_COMMIT, .request = &request, .size = sizeof request, .version_id = &request.version_id,
                 .checkpoint = checkpoint, .timeout_ms = CLIENT_ANSWER_MS,
@@ -368,6 +369,11 @@ enum nebula_status nebula_checkpoint_report(nebula_checkpoint *checkpoint, char 
                 status = client_take_text(&wire.frame, ret_text, ret_error);
         session_wire_done(checkpoint->session, &wire);
         return status;
+}
+
+uint64_t nebula_checkpoint_sequence(const nebula_checkpoint *checkpoint)
+{
+        return checkpoint && atomic_load(&checkpoint->is_found) ? checkpoint->sequence : 0;
 }
 
 const char *nebula_checkpoint_tag(const nebula_checkpoint *checkpoint)

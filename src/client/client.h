@@ -189,6 +189,7 @@ struct nebula_checkpoint {
         int64_t file_count;
         atomic_bool is_found;            /* a search found it; this session did not begin it */
         atomic_bool is_given_up;         /* nebula_checkpoint_fail was called since the last save */
+        atomic_bool is_uncommitted;      /* a file was saved since the last commit */
         bool commit_is_due;              /* the last copy in progress sends the commit; guarded by copies_lock */
         /* Open-ended and of several ranks, whose commits wait for all ranks that have begun: the client reports them to the agent at once. */
         bool is_open_ended;

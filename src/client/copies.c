@@ -174,7 +174,7 @@ static void lose(struct nebula_session *session, struct client_wire *wire, const
 static enum nebula_status report_captured(struct nebula_session *session, struct client_wire *wire, struct client_copy *copy,
                                         struct nebula_error *error)
 {
-        struct ipc_version request = { 0 };
+        struct ipc_commit request = { .has_saved = true };
         struct client_call commit = {
                 .type = IPC_COMMIT, .request = &request, .size = sizeof request, .version_id = &request.version_id,
                 .checkpoint = copy->checkpoint, .timeout_ms = CLIENT_ANSWER_MS,

@@ -172,10 +172,13 @@ static void lock_for_configure(nebula_session *session, const struct ipc_hello *
         bool may_lock = !is_another_job(session, hello) || copies_are_on_this_thread(session);
 
         lock_take(&session->request_lock);
+        if (!may_lock)
+                session_report_unsent(session, false, NULL); /* it may begin a copy: a new agent does not know the image */
         while (!may_lock && copies_await(session, 0, 0, NULL) != NEBULA_OK) {
                 lock_give(&session->request_lock);
                 copies_await(session, 0, -1, NULL);
                 lock_take(&session->request_lock);
+                session_report_unsent(session, false, NULL);
         }
 }
 

@@ -31,7 +31,7 @@ static const struct {
         [IPC_IMAGE] = { sizeof(struct ipc_image), sizeof(struct ipc_granted), { TEXT(ipc_image, name), TEXT(ipc_image, tag) } },
         [IPC_CAPTURED] = { sizeof(struct ipc_captured), 0, { { 0, 0 } } },
         [IPC_ABANDON] = { sizeof(struct ipc_abandon), 0, { TEXT(ipc_abandon, reason) } },
-        [IPC_COMMIT] = { sizeof(struct ipc_version), 0, { { 0, 0 } } },
+        [IPC_COMMIT] = { sizeof(struct ipc_commit), 0, { { 0, 0 } } },
         [IPC_FAIL] = { sizeof(struct ipc_fail), 0, { TEXT(ipc_fail, reason) } },
         [IPC_WAIT] = { sizeof(struct ipc_wait), 0, { { 0, 0 } } },
         [IPC_STATE] = { sizeof(struct ipc_version), sizeof(struct ipc_state), { { 0, 0 } } },

@@ -45,7 +45,7 @@ enum ipc_type {
         IPC_IMAGE,      /* ipc_image     -> ipc_granted + fd */
         IPC_CAPTURED,   /* ipc_captured -> empty */
         IPC_ABANDON,    /* ipc_abandon -> empty: this image will not be completed; its version fails */
-        IPC_COMMIT,     /* ipc_version -> empty: this rank's part is closed */
+        IPC_COMMIT,     /* ipc_commit -> empty: this rank's part is closed */
         IPC_FAIL,       /* ipc_fail -> empty */
         IPC_WAIT,       /* ipc_wait -> empty */
         IPC_STATE,      /* ipc_version   -> ipc_state */
@@ -177,6 +177,10 @@ struct ipc_abandon {
 };
 struct ipc_version {
         uint64_t version_id;
+};
+struct ipc_commit {
+        uint64_t version_id;
+        uint32_t has_saved, unused; /* has_saved: the version has files of this checkpoint, which was not committed since */
 };
 struct ipc_fail {
         uint64_t version_id;

@@ -17,7 +17,7 @@ program blocks
   call MPI_Comm_size(MPI_COMM_WORLD, world, ierror)
   call get_command_argument(1, path)
   call get_command_argument(2, what)
-  call session%open(path, rank=rank, world=world, local_rank=rank, local_world=world)
+  call nebula_open(MPI_COMM_WORLD, session, path)
   cut = merge(2, 1, what == 'save')
   from = 1
   extent = [rows, columns]

@@ -4,11 +4,14 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
 
+import processes
 import pytest
+from waiting import until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("NEBULA_BUILD_DIR") or ROOT / "build")
@@ -228,6 +231,52 @@ def test_blocks_of_a_fortran_program_are_loaded_by_another_number_of_ranks(prefi
     for ranks in (1, 2):
         loaded = run(ranks, store, "load")
         assert sorted(loaded.stdout.splitlines()) == [f"{rank} 0 T" for rank in range(ranks)], loaded
+
+
+@pytest.fixture
+def two_nodes(prefix, environment, tmp_path):
+    """Returns run(*arguments), which starts two_nodes.c and returns the lines of its ranks, and lose(rank), which ends a node's agent; its memory may go, too."""
+    built_with_mpi(ROOT / "tests/integration/two_nodes.c", prefix, environment, tmp_path / "two_nodes")
+
+    def runs(*arguments, **variables):
+        ran = started_by_mpirun(tmp_path / "two_nodes", environment | variables)(2, tmp_path / "store", *map(str, arguments))
+        assert ran.returncode == 0, ran
+        return [line.split(" ", 3)[1:] for line in sorted(ran.stdout.splitlines())]
+
+    def lose(rank, memory=True):
+        place = f"NEBULA_RUNTIME_DIR={environment['NEBULA_RUNTIME_DIR']}-{rank}"
+        for pid in processes.agents(lambda variables: place in variables):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not processes.agents(lambda variables: place in variables), 60)
+        if memory:
+            shutil.rmtree(f"{environment['NEBULA_MEMORY_DIR']}-{rank}", ignore_errors=True)
+
+    yield runs, lose
+    for rank in (0, 1):
+        lose(rank)
+        shutil.rmtree(f"{environment['NEBULA_RUNTIME_DIR']}-{rank}", ignore_errors=True)
+
+
+# fault (Deaths): An MPI job is killed when one rank has committed a version and the other has not, and a node of it is replaced.
+# result: The next start saves the tag again, with the parts of that start alone.
+def test_a_version_that_a_killed_mpi_job_has_left_half_saved_is_not_completed_by_the_next_start(two_nodes):
+    run, lose = two_nodes
+    assert run("half", "step2", 1)[1] == ["ok", "1", "step2"]
+    lose(0)
+    assert run("save", "step2", 2, "durable") == [["ok", "2", "step2"]] * 2
+    assert run("load") == [["ok", "2", "step2"]] * 2
+
+
+# fault (Deaths): The memory of one node of an MPI job is lost, and the other node's memory has a version that is not durable: another tag, or a tag written again.
+# result: All ranks load the newest version that each of them has, and none loads another writing of its tag.
+@pytest.mark.parametrize("tag", ["step1", "step2"])
+def test_all_ranks_of_an_mpi_job_load_the_same_writing_after_one_node_has_lost_its_memory(two_nodes, tag):
+    run, lose = two_nodes
+    assert run("save", "step1", 1, "durable") == [["ok", "1", "step1"]] * 2
+    lose(0), lose(1)
+    assert run("save", tag, 2, "committed", NEBULA_STORE_MBPS="0.01") == [["ok", "2", tag]] * 2
+    lose(0, memory=False), lose(1)
+    assert run("load") == [["ok", "1", "step1"]] * 2
 
 
 INSTALL = "meson setup build-c -Dpython=false --prefix=/usr/local && meson install -C build-c && "

@@ -96,6 +96,13 @@ def test_a_version_that_one_rank_knows_to_be_removed_is_removed_for_all():
     assert [one["was_removed"] for one in choose([[stored], [there]])] == [True]
 
 
+def test_a_launcher_passes_over_one_writing_of_a_tag_and_without_shared_storage_all_of_them(monkeypatch):
+    monkeypatch.setenv("NEBULA_PASSED_OVER", "40 global_step4")
+    older, first, second = version(3, 30), version(4, 40), version(4, 41)
+    assert agree._without_poison([second, first, older]) == [second, older]
+    assert agree._without_poison([second | {"shared": False}, older | {"shared": False}]) == [older | {"shared": False}]
+
+
 def test_two_writings_of_one_tag_are_not_the_same_version():
     first, second = version(4, 40), version(4, 41)
     assert choose([[second, first], [first]]) == [first]
@@ -227,6 +234,8 @@ RANK = """
     import nebulaml as nm
     from nebulaml import _nebula
     rank, group = sys.argv[1], sys.argv[3]
+    if group == "late":
+        nm.init(sys.argv[2], 1000, 3, on_error="raise")
     if group != "none":
         import datetime, torch.distributed as dist
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
@@ -470,7 +479,7 @@ def test_ranks_on_two_nodes_load_the_durable_version_after_one_lost_its_memory(p
 
 # fault (Storage): A rank asks for a version that it has saved, and its agent does not know yet whether the ranks of other nodes have.
 # result: The search waits for that rank, so both ranks get the same version.
-@pytest.mark.parametrize(("question", "poison"), [("latest", ""), ("latest", "global_step0"), ("tag global_step2", "")])
+@pytest.mark.parametrize(("question", "poison"), [("latest", ""), ("latest", "7 global_step0"), ("tag global_step2", "")])
 @pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])
 def test_ranks_on_two_nodes_that_search_right_after_their_saves_get_the_same_answer(place, group, question, poison, monkeypatch):
     monkeypatch.setenv("NEBULA_PASSED_OVER", poison)
@@ -633,7 +642,8 @@ def test_a_version_that_is_passed_over_is_loaded_if_no_other_one_is_there_for_al
     assert first.ask("save", "global_step1", "committed") == ["saved"] * 2
     place.kill_all(*first.processes)
     shutil.rmtree(place.memory / "node0")
-    monkeypatch.setenv("NEBULA_PASSED_OVER", "global_step2")
+    (manifest,) = (place.storage / "global_step2" / ".nebula").glob("manifest-*")
+    monkeypatch.setenv("NEBULA_PASSED_OVER", f"{json.loads(manifest.read_text())['sequence']} global_step2")
     second = Ranks(place, "none", "two", monkeypatch)
     assert second.ask("latest") == ["global_step2"] * 2
     second.kill()
@@ -665,15 +675,16 @@ def test_a_rank_that_cannot_look_ends_the_question_of_all_with_its_reason(place,
 # fault (Deaths): A launcher starts a job again under the name of the run before (a fixed port, `--rdzv-id`, NEBULA_RUN). One rank of that run had saved its
 # part of a version, and its node's memory still has it.
 # result: The version of the new start has the parts of the new start alone, and becomes durable.
+@pytest.mark.parametrize("group", ["none", "late"])  # late: the process group begins after init()
 @pytest.mark.parametrize("saved", [0, 1])
-def test_a_version_that_an_earlier_start_has_left_half_saved_is_not_completed_by_the_next_one(place, saved, monkeypatch):
+def test_a_version_that_an_earlier_start_has_left_half_saved_is_not_completed_by_the_next_one(place, group, saved, monkeypatch):
     monkeypatch.setenv("MARK", " of the first")
-    first = Ranks(place, "none", "same", monkeypatch)
+    first = Ranks(place, group, "same", monkeypatch)
     assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
     assert first.ask("close", "global_step2", only=saved) == ["closed"]
     place.kill_all(*first.processes)
     monkeypatch.setenv("MARK", " of the second")
-    second = Ranks(place, "none", "same", monkeypatch)
+    second = Ranks(place, group, "same", monkeypatch)
     assert second.ask("latest") == ["global_step1"] * 2
     for tag in ("global_step1", "global_step2"):
         assert second.ask("save", tag, "durable") == ["saved"] * 2
@@ -858,7 +869,7 @@ def test_runs_are_told_apart_by_what_launchers_say():
     slurm = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0"}
     assert of(slurm) != of({**slurm, "SLURM_RESTART_COUNT": "1"}) != of({**slurm, "SLURM_STEP_ID": "1"})
     assert of({"MASTER_ADDR": "a", "MASTER_PORT": "1"}) == "a:1" and of({}) == ""
-    assert ranks._find_run(ranks.Place()) != ranks._find_run(ranks.Place())
+    assert ranks._find_run(ranks.Place())[0] != ranks._find_run(ranks.Place())[0]
 
 
 def test_ranks_load_the_agreed_version_and_never_another_writing_of_its_tag(place):

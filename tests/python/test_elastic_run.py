@@ -228,6 +228,38 @@ def test_a_checkpoint_whose_load_is_followed_by_failures_is_passed_over_for_the_
     assert "failed again and again after loading it" in job.stderr
 
 
+REWRITTEN = """
+import os, sys
+import nebulaml as nm
+nm.init(f"{sys.argv[1]}/storage", 0)
+
+def save(step, content):
+    with nm.Checkpoint(f"global_step{step}") as checkpoint:
+        checkpoint.save_bytes("b", [content])
+
+latest = nm.get_latest_checkpoint()
+content = bytes(latest.read_bytes("b")) if latest else b"none"
+with open(f"{sys.argv[1]}/loads", "a") as loads:
+    print(latest and latest.step, content.decode(), file=loads)
+if latest is None:
+    save(2, b"good"), save(3, b"bad")
+elif latest.step == 2:
+    save(3, b"good")
+sys.exit(0 if latest and latest.step == 3 and content == b"good" else 9)
+"""
+
+
+# fault (Elastic jobs): A job passes a checkpoint over, saves its tag again, and fails once more before a later step is committed.
+# result: It loads the tag's new version, not the one before again.
+def test_a_tag_that_was_passed_over_is_loaded_again_once_it_has_another_version(tmp_path, place):
+    (tmp_path / "worker.py").write_text(REWRITTEN)
+    command = ["--standalone", "--nproc_per_node=1", "--max_restarts=50", "--on-poison=older"]
+    job = launch(*command, tmp_path / "worker.py", tmp_path, timeout=200)
+    assert (tmp_path / "loads").read_text().splitlines() == ["None none", *["3 bad"] * 3, "2 good", "3 good"], job.stderr
+    assert job.returncode == 0, job.stderr
+    assert "3 restarts have failed after loading global_step3: the next one loads an older checkpoint" in job.stderr
+
+
 def test_the_end_of_a_child_ends_the_wait_for_it_and_a_kernel_without_pidfds_waits_for_the_interval(monkeypatch):
     child, other = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
     try:

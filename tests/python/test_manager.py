@@ -151,6 +151,8 @@ def test_it_saves_when_seconds_have_passed(place, monkeypatch):
 def test_sigterm_asks_for_one_save_and_a_second_one_ends_the_process(place):
     output = place.run(
         """
+        from nebulaml._session import notices
+        notices.SAME_S = 0
         with nm.Manager(sys.argv[1], save_every_steps=1000) as manager:
             for step in range(1, 6):
                 if step == 3:
@@ -170,6 +172,26 @@ def test_sigterm_asks_for_one_save_and_a_second_one_ends_the_process(place):
     assert output.splitlines() == ["saved 3", "stopped 3 False"]
     with nm.Manager(place.storage) as manager:
         assert manager.latest_step() == 3
+
+
+# fault (Deaths): A service manager sends SIGTERM to all processes of a job, and torchrun passes its own on: a trainer gets two within moments.
+# result: They are one notice.
+def test_sigterms_within_moments_are_one_notice(place):
+    output = place.run(
+        """
+        from nebulaml._session import notices
+        notices.SAME_S = 60  # a busy machine
+        with nm.Manager(sys.argv[1], save_every_steps=1000) as manager:
+            assert not manager.should_save(1)
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+            if manager.should_save(2):
+                manager.save(2, {"model": {"w": torch.ones(3)}})
+                say("saved", manager.stop_requested)
+        """,
+        place.storage,
+    )
+    assert output.splitlines() == ["saved True"]
 
 
 def test_the_handler_of_the_program_is_called_and_comes_back(place):

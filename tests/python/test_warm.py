@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -187,6 +188,51 @@ def lives(pid: int) -> bool:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
     except FileNotFoundError:
         return False
+
+
+# fault (Elastic jobs): SIGTERM, or another signal, comes to all processes of a job, as a service manager sends it, and so to the template of the warm workers.
+# result: The template goes on, and its workers save and end by themselves.
+def test_a_signal_to_all_processes_does_not_kill_the_workers_by_the_end_of_their_template(launcher):
+    path = launcher.script("""
+        import os, signal, sys, time
+        print([str(signal.getsignal(number)) for number in (1, 2, 3, 10, 12, 15)], flush=True)
+        def leave(*_):
+            time.sleep(0.5)  # as a save
+            print("saved", flush=True)
+            sys.exit(5)
+        signal.signal(signal.SIGTERM, leave)
+        print("begins", flush=True)
+        while True:
+            time.sleep(100)
+    """)
+    cold = launcher.start(path, is_warm=False)
+    handlers = cold.stdout.readline()
+    cold.kill()
+    cold.communicate()
+    launcher.template("json")
+    process = launcher.start(path)
+    assert (process.stdout.readline(), process.stdout.readline()) == (handlers, "begins\n")
+    for number in warm.TO_ALL:
+        os.kill(launcher.pid, number)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.stdout.readline() == "saved\n" and process.wait(60) == 5
+    process.communicate()
+    assert lives(launcher.pid)
+
+
+# fault (Elastic jobs): A program, perhaps of another user, connects to the template of the warm workers and sends a message that is no request.
+# result: It is refused. The template and its workers go on.
+@pytest.mark.parametrize("text", ["{}", "[]", "7", "x", '{"pid": 1}'])
+def test_a_message_that_is_no_request_does_not_end_the_template(launcher, text):
+    launcher.template("json")
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+            client.settimeout(60)
+            client.connect("\0" + launcher.address)
+            assert client.recv(4096) == b"ready"
+            client.send(text.encode())
+            assert json.loads(client.recv(4096)) == {"cold": "the request is damaged"}
+    assert launcher.run(launcher.script("print('runs')"))[:2] == (0, "runs\n")
 
 
 SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"

@@ -63,7 +63,7 @@ class _Questions:
         keys = [_key(version) for version in self.own]
         newer = self.own[: keys.index(_key(chosen))] if _key(chosen) in keys else []
         poison = worker.passed_over()
-        return self.passed + [(one["tag"], POISON if one["tag"] in poison else "not every rank can load it") for one in newer]
+        return self.passed + [(one["tag"], POISON if _is_one_of(poison, one) else "not every rank can load it") for one in newer]
 
 
 class Agreement:
@@ -197,7 +197,8 @@ class Agreement:
         place, shared = self._engine.place(), ranks.store()
         root = path or self._engine.settings().persist_path
         if shared is not None:
-            return _through_store(shared, place, f"nebula/agree/{turn}/{path or ''}", root, own, spent)
+            repeats = bool(self._engine.settings().run) or not ranks.is_new(place)
+            return _through_store(shared, place, f"nebula/agree/{turn}/{path or ''}", root, own, spent, repeats)
         if root is None:
             raise NebulaConfigError(
                 f"the {place.world} ranks live on several nodes and have neither a storage path nor a process group through "
@@ -283,12 +284,17 @@ def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[
     return in_order(whole), unread + [(one["tag"], one["reason"]) for one in report["passed"]]
 
 
+def _is_one_of(poison: list[tuple[int, str]], version: dict[str, Any]) -> bool:
+    """A later writing of a tag is another version. If the nodes share no storage, each has numbers of its own, and the tag counts."""
+    return any(tag == version["tag"] and (sequence == version["sequence"] or not version["shared"]) for sequence, tag in poison)
+
+
 def _without_poison(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Leaves out those that the launcher does not want to be loaded, unless there is no other one: a job never begins from nothing because of
     that. It takes what all ranks have, for which they all come to the same.
     """
     poison = worker.passed_over()
-    return [version for version in versions if version["tag"] not in poison] or versions
+    return [version for version in versions if not _is_one_of(poison, version)] or versions
 
 
 def _is_in_storage(version: dict[str, Any]) -> bool:
@@ -443,11 +449,12 @@ def _unpacked(text: bytes | str) -> dict[tuple[Any, ...], dict[str, Any]]:
 
 
 def _through_store(
-    shared: Any, place: ranks.Place, prefix: str, root: str | None, own: Inventory, spent: list[str]
+    shared: Any, place: ranks.Place, prefix: str, root: str | None, own: Inventory, spent: list[str], repeats: bool = False
 ) -> tuple[list[dict[str, Any]], NebulaError | None]:
     """Asks through the store of the process group. The last rank that asks answers for all.
 
-    `spent`: the keys of the last answered question about this path. A rank that asks this one has that answer.
+    `spent`: the keys of the last answered question about this path. A rank that asks this one has that answer. `repeats`: an earlier start of
+    the job may have had the run's name.
     """
     answer = f"{prefix}/answer"
     digest, text = _packed(own.stored.values())
@@ -466,7 +473,8 @@ def _through_store(
 
     if prefix not in _counted:
         send(digest, text)
-        mine = {"stored": digest, "held": list(own.held.values()), "failure": own.failure, "status": own.status, "wanted": own.wanted}
+        about = {"failure": own.failure, "status": own.status, "wanted": own.wanted, "saved": _has_saved}
+        mine = {"stored": digest, "held": list(own.held.values()), **about}
         shared.set(inventory_key(place.rank), json.dumps(mine))
         is_last = shared.add(f"{prefix}/count", 1) >= place.world
         _counted.add(prefix)
@@ -480,7 +488,8 @@ def _through_store(
             digest_of_all, text_of_all = _packed(agreed.stored.values())
             send(digest_of_all, text_of_all)
             refused = {"refused": refusal(inventories, root), "status": _status(inventories)}
-            said = {"stored": digest_of_all, "held": list(agreed.held.values()), **refused}
+            start = "" if any(each["saved"] for each in sent) else os.urandom(6).hex()
+            said = {"stored": digest_of_all, "held": list(agreed.held.values()), "start": start, **refused}
             shared.compare_set(answer, "", json.dumps(said))
             _forget(shared, [f"{prefix}/count", *spent, *(stored_key(one) for one in stored if one != digest_of_all)])
     _until(
@@ -489,6 +498,8 @@ def _through_store(
         place,
     )
     said = json.loads(shared.get(answer))
+    if repeats and said["start"]:
+        ranks.begun(said["start"])
     common = own.stored if said["stored"] == digest else _unpacked(shared.get(stored_key(said["stored"])))
     _forget(shared, [inventory_key(place.rank)])
     spent[:] = [answer, stored_key(said["stored"]), *(f"{stored_key(one)}/senders" for one in {digest, said["stored"]})]

@@ -30,6 +30,8 @@ log = logging.getLogger("nebulaml")
 
 SIGTERM_S = 30.0  # from SIGTERM to SIGKILL: the default of torchrun, Kubernetes and Slurm
 
+SAME_S = 2.0  # SIGTERMs within this time are one: a launcher may signal all processes of a job, and torchrun passes its own on to the workers
+
 KEPT_STEPS = 1000  # steps whose answers stay in the key-value store, for ranks that are behind
 
 
@@ -78,13 +80,16 @@ class _CloudWatch(threading.Thread):
 _listeners: weakref.WeakSet[Notices] = weakref.WeakSet()  # those to which SIGTERM is a notice
 _before: Any = None  # the handler of the program. None: ours is not in its place
 _is_signalled = _is_passing_on = False  # SIGTERM has come; the program's handler is running
+_signalled_at = 0.0  # of the first one
 _held = threading.local()  # the signals that were blocked before a fork
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    """The handler of this process: notifies all listeners, and calls the program's handler. A second SIGTERM ends a program without one."""
-    global _is_signalled, _is_passing_on
-    is_first, _is_signalled = not _is_signalled, True
+    """The handler of this process: notifies all listeners, and calls the program's handler. A later SIGTERM ends a program without one."""
+    global _is_signalled, _is_passing_on, _signalled_at
+    now = time.monotonic()
+    if not _is_signalled:
+        _is_signalled, _signalled_at = True, now
     listeners = list(_listeners)
     for listener in listeners:
         listener._come("SIGTERM", SIGTERM_S)
@@ -96,7 +101,7 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
             _before(number, frame)
         finally:
             _is_passing_on = False
-    elif not is_first or not listeners:
+    elif now - _signalled_at > SAME_S or not listeners:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTERM)
 
@@ -193,7 +198,7 @@ class Notices:
         workers.protect()
 
     def listen(self) -> None:
-        """Makes SIGTERM a notice from now on; a second SIGTERM ends the process. Call it at each step.
+        """Makes SIGTERM a notice from now on; one that comes SAME_S later ends the process. Call it at each step.
 
         It does nothing in another thread than the main thread, or if the program ignores SIGTERM.
         """

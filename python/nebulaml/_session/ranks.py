@@ -114,7 +114,7 @@ def store() -> Any:
     return sys.modules["torch.distributed"].distributed_c10d._get_default_store()
 
 
-_run: tuple[tuple[Place, bool], str] | None = None
+_run: tuple[tuple[Place, bool], tuple[str, bool]] | None = None  # with its name, and whether no other start has had that
 
 
 def run(place: Place) -> str:
@@ -127,7 +127,13 @@ def run(place: Place) -> str:
     key = (place, awaits_group())
     if _run is None or _run[0] != key:
         _run = (key, _find_run(place))
-    return _run[1]
+    return _run[1][0]
+
+
+def is_new(place: Place) -> bool:
+    """Whether no other start of the job can have had the name of this run."""
+    run(place)
+    return _run is not None and _run[1][1]
 
 
 _start = ""  # of the run, from what all its ranks have said
@@ -140,18 +146,19 @@ def begun(start: str) -> None:
 
 
 def start() -> str:
-    """Returns what follows the name that the launcher gave the run. "": its ranks have not agreed through documents."""
+    """Returns what follows the name that the launcher gave the run. "": its ranks have not agreed, or no other start has had that name."""
     return _start
 
 
-def _find_run(place: Place) -> str:
+def _find_run(place: Place) -> tuple[str, bool]:
     if place.world == 1:
-        return os.urandom(8).hex()
+        return os.urandom(8).hex(), True
     kept = store()
     if kept is not None:
         # The first rank names it: no collective, and no rank waits.
-        return str(kept.compare_set("nebula/run", "", os.urandom(8).hex()).decode())
-    return _run_of_launcher(os.environ)
+        return str(kept.compare_set("nebula/run", "", os.urandom(8).hex()).decode()), True
+    name = _run_of_launcher(os.environ)
+    return name, name != "" and name == os.environ.get(worker.ROUND)
 
 
 def _run_of_launcher(environment: Any) -> str:

@@ -166,7 +166,8 @@ class Session:
                     interruptible(owner.session(patient=True).latest, path)
             left = agree.of_all_ranks(owner, path)
             if left:
-                return self._newest(self._exactly(left[0], path), [(tag, agree.POISON) for tag in worker.passed_over()])
+                found = self._exactly(left[0], path)
+                return self._newest(found, [(tag, agree.POISON) for _, tag in worker.passed_over() if tag != found.tag])
         else:
             opened = owner.session(patient=True)
             owner.watch()  # the agent may report on the version that it finds
@@ -182,7 +183,7 @@ class Session:
 
     def _newest(self, found: Checkpoint, passed_over: list[tuple[str, str]]) -> Checkpoint:
         found.passed_over = passed_over
-        worker.tell(loaded=found.tag)
+        worker.tell(loaded=f"{found._known().sequence} {found.tag}")
         if self._engine.place().local_rank == 0:
             guards.log_passed_over(found.tag, passed_over)
         return found

@@ -49,8 +49,8 @@ class Progress:
     def __init__(self, most: int, passes_over: bool = False) -> None:
         self._most = most  # failures in a row; 0: no limit
         self._passes_over = passes_over
-        self.poison: list[str] = []  # tags that are loaded no more
-        self._loaded = ("", 0)  # the tag that was loaded before the last failure, and before how many in a row
+        self.poison: list[str] = []  # "SEQUENCE TAG" of versions that are loaded no more
+        self._loaded = ("", 0)  # the version that was loaded before the last failure, and before how many in a row
         self._file = os.memfd_create("nebula-committed")
         self._newest = -2  # -1: rank 0 uses Nebula and has committed nothing
         self.failures = 0
@@ -81,7 +81,7 @@ class Progress:
             _LOGGER.warning(
                 "%s restarts have failed after loading %s: the next one loads an older checkpoint",
                 self._most,
-                self._loaded[0],
+                self._loaded[0].partition(" ")[2],
             )
         if self.failures >= self._most:
             since = f"after step {self._newest}" if self._newest >= 0 else "since it began"
@@ -139,7 +139,7 @@ class Agent(LocalElasticAgent):  # type: ignore[misc]
             if worker_group.group_rank == 0:
                 worker_group.store.set(PASSED_OVER, "\n".join(self.progress.poison) or "\n")
             os.environ[PASSED_OVER] = worker_group.store.get(PASSED_OVER).decode().strip("\n")
-            self.progress.poison = [tag for tag in os.environ[PASSED_OVER].split("\n") if tag]
+            self.progress.poison = [line for line in os.environ[PASSED_OVER].split("\n") if line]
 
     def _restart_workers(self, worker_group: Any) -> None:
         # torchrun counts its restarts down for failures alone. The handler knows that another node has failed or is lost.

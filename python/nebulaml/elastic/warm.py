@@ -20,6 +20,7 @@ import resource
 import select
 import signal
 import socket
+import struct
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -32,6 +33,8 @@ MEMORY_MOST = 4 << 30  # bytes of the template
 BEGINNINGS = 8  # then the template imports torch alone
 CUDA_NOT_INITIALISED = 3  # CUDA_ERROR_NOT_INITIALIZED
 GONE_S = 10.0  # a killed worker has ended after this time, or the next one starts cold
+# what launchers send to all processes of a job
+TO_ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def start(modules: list[str], environment: dict[str, str], tells: bool = True) -> str:
@@ -151,6 +154,15 @@ def begin_anew(bad: list[str], environment: dict[str, str]) -> None:
 
 
 _given: dict[str, Any] = {}
+_outlived: dict[int, Any] = {}  # the signals that this process outlives, and what they do in a worker
+
+
+def _outlive_signals() -> None:
+    """The template ends with its torchrun. If it ended before, its workers would be killed before they have saved."""
+    for number in TO_ALL:
+        if (before := signal.getsignal(number)) in (signal.SIG_DFL, signal.default_int_handler):
+            _outlived[number] = before
+            signal.signal(number, lambda *_: None)
 
 
 def _stamps() -> dict[str, tuple[int, int]]:
@@ -198,9 +210,8 @@ def serve(fd: int, parent: int, modules: list[str], bad: list[str], tells: bool)
     if not end_with(parent):
         os._exit(0)
     begun = dict(os.environ)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: torchrun ends the workers
+    _outlive_signals()
     _import_all(modules, bad)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     _note()
     stamps, listener = _stamps(), socket.socket(fileno=fd)
     gc.collect()
@@ -265,16 +276,20 @@ def _lives(end: int) -> bool:
 
 
 def _take(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Returns a request and its streams. {}: it is none of a worker of this user. Any user can connect."""
+    streams: list[int] = []
     client.settimeout(GONE_S)  # a stub that is stopped holds up no other one for longer
     try:
+        pid, uid, _ = struct.unpack("iII", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid != os.getuid():
+            return {}, streams
         client.send(b"ready")
         said, streams, _, _ = socket.recv_fds(client, MESSAGE_MOST, 3)
-        peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         request = json.loads(said)
+        is_sound = isinstance(request, dict) and request.get("pid") == pid and len(streams) == 3
     except (OSError, ValueError):
-        return {}, []
-    is_own = int.from_bytes(peer[4:8], sys.byteorder) == os.getuid() and int.from_bytes(peer[:4], sys.byteorder) == request["pid"]
-    return (request if is_own and len(streams) == 3 else {}), streams
+        is_sound = False
+    return (request if is_sound else {}), streams
 
 
 # -- the worker
@@ -300,6 +315,8 @@ def _become(request: dict[str, Any], streams: list[int], template: int) -> objec
     os.environ.clear()
     os.environ.update(request["environment"])
     os.environ["NEBULA_ENDS_BY_EXIT"] = str(os.getpid())
+    for each, before in _outlived.items():
+        signal.signal(each, before)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     sys.stdout.reconfigure(write_through=True)
     _seed()

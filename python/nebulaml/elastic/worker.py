@@ -12,7 +12,7 @@ import sys
 __all__ = ["TORCHRUN", "end_with", "interpret", "join", "passed_over", "tell", "tell_spares"]
 
 WARM = "NEBULA_WARM"  # the address of the template
-PASSED_OVER = "NEBULA_PASSED_OVER"  # tags that the job fails after, one a line
+PASSED_OVER = "NEBULA_PASSED_OVER"  # versions that the job fails after, one a line: SEQUENCE TAG
 COMMITTED = "NEBULA_COMMITTED"  # the file where rank 0 leaves its newest committed step (agent.py)
 SPARES = "NEBULA_SPARES"  # the job may have spare nodes: the file where rank 0 leaves the place of its checkpoints (spare.py)
 RECORD = "NEBULA_WARM_RECORD"  # the file where a worker leaves the names of its modules
@@ -61,12 +61,13 @@ def join() -> None:
 
 
 def passed_over() -> list:
-    """The tags that are not to be loaded."""
-    return [tag for tag in os.environ.get(PASSED_OVER, "").split("\n") if tag]
+    """(sequence, tag) of the versions that are not to be loaded."""
+    lines = [line.partition(" ") for line in os.environ.get(PASSED_OVER, "").split("\n") if line]
+    return [(int(sequence), tag) for sequence, _, tag in lines]
 
 
 def tell(step: int = -1, loaded: str = "") -> None:
-    """Rank 0 tells the agent of its node its newest committed step, or that it uses Nebula, or the tag that it loads."""
+    """Rank 0 tells the agent of its node its newest committed step, or that it uses Nebula, or "SEQUENCE TAG" of the version that it loads."""
     path = os.environ.get(COMMITTED)
     if not path or os.environ.get("RANK", "0") != "0":
         return

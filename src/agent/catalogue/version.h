@@ -41,6 +41,7 @@ struct part {
         uint64_t nonce;
         bool closed;       /* no more files come from this rank */
         bool spoken_for;   /* closed before this writing began, without a file */
+        bool begun_again;  /* the rank has begun the tag again after this writing was complete */
         double begun, captured;
         int64_t blocked_ns, copy_ns, cpu_ns;
         uint64_t fault_count;

@@ -83,7 +83,7 @@ static bool flush_in_vain(const struct connection *connection, const char *tag)
 static bool flush_done(struct connection *connection, const char *tag)
 {
         struct job *job = connection->session->job;
-        bool done = *tag || !publish_pending(connection->catalogue, job, INT64_MAX);
+        bool done = *tag || !(publish_pending(connection->catalogue, job, INT64_MAX) || publish_removes(job));
 
         for (struct version *version = job->versions; version; version = version->next)
                 if (flush_covers(version, connection->session, tag)) {

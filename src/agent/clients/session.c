@@ -221,7 +221,7 @@ struct version *session_version(struct connection *connection, uint64_t id, stru
 static enum nebula_status request_commit(struct connection *connection, const void *payload, struct answer *answer,
                                          struct nebula_error *error)
 {
-        const struct ipc_version *request = payload;
+        const struct ipc_commit *request = payload;
         struct version *version;
         enum nebula_status status = NEBULA_NOT_FOUND;
 
@@ -230,7 +230,7 @@ static enum nebula_status request_commit(struct connection *connection, const vo
         if (version && version->job != connection->session->job)
                 status = error_set(error, NEBULA_INVALID, 0, "checkpoint \"%.200s\" belongs to another job", version->tag);
         else if (version)
-                status = commit_part(connection->catalogue, connection->session, version, error);
+                status = (request->has_saved ? commit_part : commit_nothing)(connection->catalogue, connection->session, version, error);
         catalogue_unlock(connection->catalogue);
         return status;
 }

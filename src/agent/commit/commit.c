@@ -29,6 +29,7 @@ static struct part *own_part(struct version *version, const struct session *sess
         part->nonce = session->nonce;
         part->pid = session->pid;
         part->seen_pid = session->seen_pid;
+        part->begun_again = false;
         lineage_save(version, session);
         return part;
 }
@@ -123,7 +124,11 @@ struct version *commit_begin(struct catalogue *catalogue, struct session *sessio
         version = open_version(session, tag);
         for (struct version *other = !version && job_may_have(job, tag) ? job->versions : NULL; other; other = other->next)
                 if (!strcmp(other->tag, tag) && other->life.state != NEBULA_STATE_FAILED && !(other->superseded && strcmp(other->run, session->run))) {
+                        struct part *own = version_part(other, session->rank);
+
                         other->next_goal = file_goal;
+                        if (own)
+                                own->begun_again = true;
                         return other; /* whole, or closed by this rank: the rank's next save begins the next writing */
                 }
         if (!version)
@@ -365,8 +370,9 @@ static enum nebula_status remember_idle(struct version *version, const struct se
         return NEBULA_OK;
 }
 
-enum nebula_status commit_part(struct catalogue *catalogue, struct session *session, struct version *version,
-                               struct nebula_error *error)
+/* has_saved: the version has files of the checkpoint that the rank commits. */
+static enum nebula_status close_own(struct catalogue *catalogue, struct session *session, struct version *version, bool has_saved,
+                                    struct nebula_error *error)
 {
         struct part *part = version_part(version, session->rank);
         bool of_other_run = strcmp(version->run, session->run);
@@ -374,7 +380,8 @@ enum nebula_status commit_part(struct catalogue *catalogue, struct session *sess
         if (!version_open(version) || (part && part->closed && !part->spoken_for) || of_other_run) {
                 struct version *next = session->world > 1 ? open_version(session, version->tag) : NULL;
 
-                if (version->file_goal > 0 && part && !part->closed && !of_other_run && lifecycle_complete(version->life.state)) {
+                if (version->file_goal > 0 && part && !part->closed && !of_other_run && lifecycle_complete(version->life.state) &&
+                    (has_saved || !part->begun_again)) {
                         part_close(part); /* an earlier file has completed it */
                         return NEBULA_OK;
                 }
@@ -394,4 +401,16 @@ enum nebula_status commit_part(struct catalogue *catalogue, struct session *sess
         commit_check(catalogue, version);
         signal_closed(catalogue, version);
         return NEBULA_OK;
+}
+
+enum nebula_status commit_part(struct catalogue *catalogue, struct session *session, struct version *version,
+                               struct nebula_error *error)
+{
+        return close_own(catalogue, session, version, true, error);
+}
+
+enum nebula_status commit_nothing(struct catalogue *catalogue, struct session *session, struct version *version,
+                                  struct nebula_error *error)
+{
+        return close_own(catalogue, session, version, false, error);
 }

@@ -35,8 +35,10 @@ enum nebula_status commit_captured(struct catalogue *catalogue, struct version *
 /* Call when the beginning of the loan's image is final. */
 enum nebula_status commit_copied(struct catalogue *catalogue, struct version *version, struct image_loan *loan,
                                  const struct ipc_copied *request, struct nebula_error *error);
-/* COMMIT of one rank. */
+/* COMMIT of one rank. commit_nothing: of a checkpoint that has saved no file to the version, and may be of its next writing. */
 enum nebula_status commit_part(struct catalogue *catalogue, struct session *session, struct version *version,
                                struct nebula_error *error);
+enum nebula_status commit_nothing(struct catalogue *catalogue, struct session *session, struct version *version,
+                                  struct nebula_error *error);
 
 #endif

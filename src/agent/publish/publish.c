@@ -303,6 +303,15 @@ enum nebula_status publish_failure(struct job *job, const struct version *versio
         return NEBULA_OK;
 }
 
+/* A thread that holds the version keeps the removal only for a moment. */
+bool publish_removes(const struct job *job)
+{
+        for (const struct publish *publish = job->publishes; publish; publish = publish->next)
+                if (publish->kind == PUBLISH_REMOVAL && publish->state == PUBLISH_PENDING && !publish->cancelled && !removal_waits(job, publish))
+                        return true;
+        return false;
+}
+
 bool publish_pending(struct catalogue *catalogue, struct job *job, int64_t since_ns)
 {
         for (const struct publish *publish = job->publishes; publish; publish = publish->next)

@@ -81,6 +81,8 @@ bool publish_waits(const struct version *version);
 enum nebula_status publish_failure(struct job *job, const struct version *version, struct nebula_error *error);
 /* Whether some publish can happen now or will be tried again, and has not failed since `since_ns`. INT64_MAX: counts failed ones too. */
 bool publish_pending(struct catalogue *catalogue, struct job *job, int64_t since_ns);
+/* Whether a removal that waits for no publish is still to happen, also one whose version a thread reads or writes. */
+bool publish_removes(const struct job *job);
 /* For the job's worker only: does one request, and drops the lock meanwhile. False: nothing can be done now; *due is lowered. */
 bool publish_work(struct catalogue *catalogue, struct job *job, int64_t now_ns, int64_t *due);
 

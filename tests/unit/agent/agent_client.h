@@ -225,9 +225,9 @@ static inline enum nebula_status save(struct test_client *client, uint64_t versi
 
 static inline enum nebula_status of_version(struct test_client *client, enum ipc_type type, uint64_t version)
 {
-        struct ipc_version request = { version };
+        struct ipc_commit request = { .version_id = version, .has_saved = 1 }; /* the others have the id alone */
 
-        return ask(client, type, &request, sizeof request);
+        return ask(client, type, &request, type == IPC_COMMIT ? sizeof request : sizeof(struct ipc_version));
 }
 
 static inline int state_of(struct test_client *client, uint64_t version)

@@ -557,6 +557,33 @@ static void a_file_that_is_saved_again_when_its_session_leaves_is_whole(void)
         end();
 }
 
+static void a_file_that_is_saved_again_before_a_change_of_job_is_of_the_job_before(void)
+{
+        start();
+        fake.forgets = true;
+        CHECK(save_one_of_all("t", NEBULA_FILES_ALL_RANKS));
+        fake_dies_at(IPC_CAPTURED, 1);
+        options.job = "another";
+        CHECK(ok(nebula_session_configure(session, &options, &error)) && !fake_deaths_left(IPC_CAPTURED));
+        CHECK(fake_seen(IPC_IMAGE) == 2 && fake.captured_at_configure == 1);
+        CHECK(ok(nebula_session_settle(session, -1, &error)) && fake_seen(IPC_IMAGE) == 2 && fake_seen(IPC_CONFIGURE) == 1);
+        end();
+}
+
+static void a_commit_says_whether_its_checkpoint_has_saved_a_file_since_the_last(void)
+{
+        struct nebula_range range = { "abc", 3 };
+
+        start();
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)) && ok(nebula_checkpoint_save_bytes(checkpoint, "n", &range, 1, &error)));
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)) && fake_seen(IPC_COMMIT) == 1 && fake.commit_has_saved);
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)) && fake_seen(IPC_COMMIT) == 2 && !fake.commit_has_saved);
+        nebula_checkpoint_free(checkpoint);
+        CHECK(ok(nebula_checkpoint_begin(session, "t", 1, &checkpoint, &error)));
+        CHECK(ok(nebula_checkpoint_commit(checkpoint, &error)) && fake_seen(IPC_COMMIT) == 3 && !fake.commit_has_saved);
+        end();
+}
+
 static void a_version_that_failed_before_the_commit_is_said_to_have_failed(void)
 {
         start();
@@ -1866,6 +1893,8 @@ static const struct tap_test tests[] = {
         TEST(every_request_follows_the_message_that_a_file_is_complete),
         TEST(a_file_that_no_agent_could_be_told_of_outlives_the_leave_of_its_session),
         TEST(a_file_that_is_saved_again_when_its_session_leaves_is_whole),
+        TEST(a_file_that_is_saved_again_before_a_change_of_job_is_of_the_job_before),
+        TEST(a_commit_says_whether_its_checkpoint_has_saved_a_file_since_the_last),
         TEST(a_version_that_failed_before_the_commit_is_said_to_have_failed),
         TEST(bytes_that_the_caller_fills_are_in_the_file),
         TEST(a_failed_fill_fails_the_save_or_later_the_checkpoint),

@@ -55,6 +55,8 @@ static struct {
         uint64_t summed_bytes; /* of the last file */
         int torn_count;           /* bytes other than 'a' in ranges that were reported as copied */
         int commit_count, captured_at_commit; /* captured_at_commit: files of that version, at the last one */
+        int captured_at_configure; /* files, at the last one */
+        uint32_t commit_has_saved; /* of the last COMMIT */
         int seen[FAKE_TYPE_COUNT];
         /* the script */
         int die_at[FAKE_TYPE_COUNT];
@@ -343,6 +345,9 @@ static void fake_answer(int fd, const struct ipc_frame *frame)
                 break;
         case IPC_CONFIGURE:
                 memcpy(&fake.hello, frame->payload, sizeof fake.hello);
+                fake.captured_at_configure = 0;
+                for (size_t i = 0; i < fake.image_count; i++)
+                        fake.captured_at_configure += fake.images[i].is_captured;
                 ipc_send(fd, type, NEBULA_OK, NULL, 0, -1, NULL);
                 break;
         case IPC_BEGIN:
@@ -361,6 +366,7 @@ static void fake_answer(int fd, const struct ipc_frame *frame)
                 fake_copied(fd, frame->payload);
                 break;
         case IPC_COMMIT:
+                fake.commit_has_saved = ((const struct ipc_commit *)frame->payload)->has_saved;
                 fake_commit(*(const uint64_t *)frame->payload);
                 ipc_send(fd, type, NEBULA_OK, NULL, 0, -1, NULL);
                 break;

@@ -1385,6 +1385,47 @@ static void a_rank_that_commits_nothing_after_a_counted_version_takes_part_in_th
         bench_done(&bench, true);
 }
 
+/* Rank 0 has never committed the checkpoint with its last file, and has nothing to save to the next writing. */
+static void a_rank_that_never_committed_a_counted_version_does_not_hold_up_the_next(void)
+{
+        struct version *first, *next;
+        struct bench bench;
+        uint64_t id;
+
+        bench_init(&bench, NULL, "");
+        bench.job->settings.world = bench.session.world = 2;
+        for (uint32_t rank = 2; rank-- > 0;) {
+                bench.session.rank = rank;
+                bench.session.nonce = rank + 1;
+                first = commit_begin(&bench.catalogue, &bench.session, "t", 2, &bench.error);
+                id = first ? first->id : 0;
+                REQUIRE(id && !bench_save(&bench, &id, rank ? "b" : "a", rank));
+        }
+        REQUIRE(first->life.state == NEBULA_STATE_COMMITTED && share(&bench, 0, NULL, false) == first);
+        CHECK(!commit_nothing(&bench.catalogue, &bench.session, first, &bench.error));
+        next = share(&bench, 1, "c", true);
+        CHECK(next && next->writing == 2 && next->life.state == NEBULA_STATE_COMMITTED);
+        bench_done(&bench, true);
+}
+
+/* It has begun the next writing, and then commits the checkpoint with the last file after all. */
+static void a_late_commit_of_a_counted_version_closes_nothing_in_the_next(void)
+{
+        struct version *first, *next;
+        struct bench bench;
+        uint64_t id;
+
+        bench_init(&bench, NULL, "");
+        bench.job->settings.world = bench.session.world = 2;
+        first = commit_begin(&bench.catalogue, &bench.session, "t", 1, &bench.error);
+        id = first ? first->id : 0;
+        REQUIRE(id && !bench_save(&bench, &id, "a", 1) && first->life.state == NEBULA_STATE_COMMITTED);
+        next = share(&bench, 0, "b", false);
+        REQUIRE(next && next != first && !commit_part(&bench.catalogue, &bench.session, first, &bench.error));
+        CHECK(share(&bench, 1, "c", true) == next && version_open(next) && !version_part(next, 0)->closed);
+        bench_done(&bench, true);
+}
+
 /* The documents of two nodes lie in storage. */
 static void a_version_that_waits_names_the_ranks_that_no_node_has_closed(void)
 {
@@ -1430,6 +1471,7 @@ TAP_MAIN(TEST(the_node_to_which_rank_0_is_connected_leads_before_rank_0_saves),
          TEST(a_later_step_of_another_job_in_the_same_storage_begins_no_line),
          TEST(a_version_says_when_the_trainers_before_it_ended),
          TEST(a_rank_that_commits_nothing_after_a_counted_version_takes_part_in_the_next),
+         TEST(a_rank_that_never_committed_a_counted_version_does_not_hold_up_the_next), TEST(a_late_commit_of_a_counted_version_closes_nothing_in_the_next),
          TEST(a_version_that_waits_names_the_ranks_that_no_node_has_closed),
          TEST(files_of_ranks_that_are_no_more_do_not_carry_over), TEST(files_of_another_run_carry_over_if_this_one_came_after_it),
          TEST(a_look_at_a_committed_version_begins_nothing),
