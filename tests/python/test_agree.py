@@ -269,7 +269,7 @@ RANK = """
                 manager = nm.Manager(sys.argv[2])
                 manager.pin(int(command[2]), "to compare with")
                 manager.delete(int(command[1]))
-                answer = sorted(nm.list_checkpoints())
+                answer = sorted(tag for tag, one in nm.list_checkpoints().items() if "storage" in one["source"])
             elif command[0] == "far":
                 manager = nm.Manager(sys.argv[2], far=nm.Far(command[1]))
                 answer = [manager.latest_step(), manager.restore({}).step, manager.restore({}, 1).step]
