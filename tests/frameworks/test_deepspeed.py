@@ -136,6 +136,54 @@ def test_a_tag_saved_again_with_16_bit_weights_is_one_whole_version(node):
     equal(job(node, env, "stock", *more, "--resume", "--tag", "global_step6", ranks=2), whole, 6)
 
 
+WITHOUT_NEBULA = """
+import os, types, torch
+import nebulaml as nm
+import nebulaml.deepspeed
+from nebulaml.integrations.stand_in import StandIn
+nm.init(os.path.abspath("persist"), 0, on_error="raise")
+engine = nebulaml.deepspeed.NebulaDeepSpeedEngine()
+deepspeed = types.SimpleNamespace(checkpoint_engine=engine, load_universal_checkpoint=lambda: False, seq_dp_world_size=1)
+name = "mp_rank_00_model_states.pt"
+load = nebulaml.deepspeed._wrap_load(lambda self, load_dir, tag: engine.load(f"{load_dir}/{tag}/{name}"))
+
+def save(tag, value, place="save"):
+    info = types.SimpleNamespace(tag=tag, save_dir=place, save_latest=True)
+    engine.create(info)
+    engine.save({"w": value}, f"{place}/{tag}/{name}")
+    engine.commit(info)
+    with open(f"{place}/latest", "w") as latest:
+        latest.write(tag)
+
+save("global_step2", 2)
+os.makedirs("save/global_step4")
+torch.save({"w": 4}, f"save/global_step4/{name}")
+with open("save/latest", "w") as latest:
+    latest.write("global_step4")
+assert load(deepspeed, "save") == {"w": 4}, "an older one of Nebula"
+assert load(deepspeed, "save", "global_step2") == {"w": 2}
+save("global_step4", 5)
+assert load(deepspeed, "save") == {"w": 5}
+assert type(torch.load(f"save/global_step4/{name}", weights_only=False)) is StandIn, "the values of before"
+with open("save/latest", "w") as latest:
+    latest.write("global_step6")  # it was never completed
+os.makedirs("save/global_step6")
+torch.save(StandIn("this file is only a placeholder for x"), f"save/global_step6/{name}")
+assert load(deepspeed, "save") == {"w": 5}
+save("global_step8", 8, "persist")
+nm.flush_persistence()
+save("global_step8", 9, "persist")
+assert torch.load(f"persist/global_step8/{name}", weights_only=False) in ({"w": 8}, {"w": 9}), "a file of the storage path"
+nm.flush_persistence()
+assert torch.load(f"persist/global_step8/{name}", weights_only=False) == {"w": 9}
+"""
+
+
+def test_a_run_of_deepspeed_without_nebula_is_continued_and_none_of_its_files_passes_for_a_later_one(node):
+    done = subprocess.run([interpreter("deepspeed-0.19.6"), "-c", WITHOUT_NEBULA], env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @full
 def test_a_url_as_save_dir_is_refused_before_a_directory_gets_its_name(node):
     text = """
