@@ -184,6 +184,37 @@ def test_a_run_of_deepspeed_without_nebula_is_continued_and_none_of_its_files_pa
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+# fault (Deaths): One rank of a job with another number of ranks cannot load its part of a ZeRO checkpoint.
+# result: All ranks raise, and none waits for another one.
+def test_a_rank_that_cannot_load_a_converted_checkpoint_is_heard_by_all_ranks(node):
+    text = """
+import contextlib, types
+import nebulaml.deepspeed
+from nebulaml.deepspeed import universal
+from nebulaml.integrations import together
+told = []
+
+def load(self, folder, tag):
+    raise KeyError("w")
+
+universal._folder_of = lambda checkpoint: contextlib.nullcontext(("folder", "tag"))
+engine = types.SimpleNamespace(
+    checkpoint_engine=types.SimpleNamespace(enable_load=True), _config=types.SimpleNamespace(load_universal_checkpoint=False), seq_dp_world_size=1
+)
+checkpoint = types.SimpleNamespace(tag="global_step1", _all_files=lambda: [])
+for of_all, original in ((lambda value: told.append(value) or [value], load), (lambda value: [value, "KeyError: 'w'"], lambda *given: given)):
+    together._of_all = of_all
+    try:
+        universal.load(engine, original, checkpoint)
+    except Exception as failure:
+        told.append(f"{type(failure).__name__}: {failure}")
+assert told[:2] == ["KeyError: 'w'"] * 2 and told[2].startswith("NebulaStorageError: rank 1: KeyError: 'w'"), told
+assert engine.checkpoint_engine.enable_load and not engine._config.load_universal_checkpoint
+"""
+    done = subprocess.run([interpreter("deepspeed-0.19.6"), "-c", text], env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @full
 def test_a_url_as_save_dir_is_refused_before_a_directory_gets_its_name(node):
     text = """
