@@ -261,3 +261,14 @@ def test_a_rank_whose_search_fails_raises_where_torch_tells_all_ranks(place, mon
     assert len(looks) == 2
     reader.reset()
     assert reader.read_metadata().state_dict_metadata
+
+
+def test_a_planned_save_that_fails_after_its_files_gives_its_checkpoint_up(place, monkeypatch):
+    def finish(*_, **__):
+        raise OSError("on the coordinator")
+
+    writer = NebulaStorageWriter(place.storage / "step1")
+    monkeypatch.setattr(NebulaStorageWriter, "finish", finish)
+    with pytest.raises(CheckpointException):
+        async_save({"of this test": torch.ones(3, 5)}, storage_writer=writer)
+    assert writer._save.checkpoint.state == "failed" and "on the coordinator" in writer._save.checkpoint.error
