@@ -27,7 +27,7 @@ class _Sharded:
         from ..dcp.directory import save_directory
 
         io = self._nebula_io
-        session, ending = io.home(path)
+        session, ending = together.on_all(lambda: io.home(path), "No rank saves it")
         io._begin(path)
         tag = checkpoint_tag(path, rest.get("global_step") if isinstance(rest.get("global_step"), int) else None)
         io._end(save_directory(state, path, str(session.persist_path), tag + ending, {META: rest}), path)
