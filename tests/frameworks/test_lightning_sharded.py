@@ -82,6 +82,24 @@ def test_all_nodes_load_the_directory_that_the_node_of_another_rank_still_writes
     assert again.resumed == 4 and again.losses == whole.losses_after(4)
 
 
+def test_the_state_beside_the_shards_is_loaded_as_torch_load_does_by_itself(node):
+    text = """
+import types
+from nebulaml.integrations import lightning_sharded
+seen = []
+kind = lightning_sharded._for_trainer("FSDPStrategy", None, "model", lambda *given: None)
+strategy = kind.__new__(kind)
+strategy._model, strategy._optimizers = None, []
+strategy._lightning_module = types.SimpleNamespace(trainer=types.SimpleNamespace(state=types.SimpleNamespace(fn="test")), strict_loading=True)
+strategy._nebula_find = lambda path: types.SimpleNamespace(load_file=lambda name, weights_only: seen.append(weights_only) or {})
+for given in (None, False, True):
+    strategy.load_checkpoint("a.ckpt", weights_only=given)
+assert seen == [True, False, True], seen
+"""
+    done = subprocess.run([interpreter("lightning"), "-W", "ignore", "-c", text], env=node.environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 # fault (The machine and other users): The agent of one rank does not answer when Lightning saves a sharded checkpoint.
 # result: All ranks raise, and none waits for another one.
 def test_a_rank_that_has_no_place_for_a_sharded_checkpoint_is_heard_by_all_ranks(node):

@@ -25,7 +25,7 @@ from .._session import config, pulse, ranks
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
 from ..export import background
 from ..export.background import HFExport
-from . import places, together
+from . import guards, places, together
 
 __all__ = ["NebulaCallback", "NebulaCheckpointIO", "NebulaDeepspeedStrategy"]
 
@@ -113,6 +113,17 @@ def _tag(checkpoint: Any, target: str) -> str:
         # A number is put after another run's file of that step, perhaps not durable yet, which keeps its tag.
         return f"global_step{step}-{name}" if _NUMBERED.search(target) else f"global_step{step}"
     return os.path.splitext(name)[0] or name
+
+
+def is_weights_only(asked: bool | None) -> bool:
+    """Returns what torch.load does with that argument. None is its own default: from torch 2.6 on it runs no code of a file."""
+    import torch
+
+    from ..tensors import values
+
+    if asked is not None:
+        return asked
+    return (guards.numbers_of(torch.__version__) or (2, 6)) >= (2, 6) and not values.torch_switch("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
 
 
 class _NoFile(NebulaNotFound, FileNotFoundError):
@@ -236,27 +247,17 @@ class NebulaCheckpointIO:
         """
         import torch
 
-        from ..tensors import values
-
         if map_location is None:
             map_location = lambda storage, location: storage  # noqa: E731
         given: dict[str, Any] = {"map_location": map_location, "weights_only": weights_only}
         if _is_remote(path):
-            if self._other is not None:
-                return self._load_by_other(path, given)
-            import fsspec
-
-            with fsspec.open(os.fspath(path), "rb") as file:
-                return torch.load(file, **given)
+            return self._load_by(self._other or _stock_io(), path, given)
         target, initialized = _key(path), api.is_initialized()
         try:
             found = None if target == self._file else _published(target)
             if found is not None:
                 checkpoint, name = found
-                ours = dict(given)
-                if weights_only is None:
-                    ours["weights_only"] = not values.torch_switch("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
-                return checkpoint.load(name, **ours)
+                return checkpoint.load(name, map_location=map_location, weights_only=is_weights_only(weights_only))
         except NebulaError as failure:
             if not os.path.exists(target):
                 raise
@@ -267,13 +268,13 @@ class NebulaCheckpointIO:
         if not os.path.exists(target):
             raise _NoFile(f"Checkpoint file not found: {path}: neither in this run's memory nor on disk")
         if self._other is not None and not zipfile.is_zipfile(target):  # Nebula's files are zip files
-            return self._load_by_other(path, given)
+            return self._load_by(self._other, path, given)
         return torch.load(target, **given)
 
-    def _load_by_other(self, path: Any, given: dict[str, Any]) -> Any:
+    def _load_by(self, other: Any, path: Any, given: dict[str, Any]) -> Any:
         if given["weights_only"] is None:  # a plugin for an older Lightning does not know the argument
             given = {"map_location": given["map_location"]}
-        return self._other.load_checkpoint(path, **given)
+        return other.load_checkpoint(path, **given)
 
     def remove_checkpoint(self, path: Any) -> None:
         """Removes a published file once every save made before is durable. A save of it that is not durable yet does not appear.
