@@ -102,6 +102,54 @@ assert os.path.exists(path("best.ckpt"))
 """)  # fmt: skip
 
 
+def test_loggers_find_the_file_when_they_are_told_of_a_save_and_when_the_run_ends(node):
+    script(node, """
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers.logger import DummyLogger, Logger
+from nebulaml.integrations.lightning import _may_read
+
+class Reader(Logger):
+    name, version = "reader", 0
+    def __init__(self):
+        super().__init__()
+        self.saved, self.ended = [], []
+    def log_metrics(self, metrics, step=None): pass
+    def log_hyperparams(self, params, *args, **kwargs): pass
+    def after_save_checkpoint(self, callback):
+        self.path = callback.best_model_path
+        self.saved.append(os.path.isfile(self.path))
+    def finalize(self, status):
+        self.ended.append(os.path.isfile(self.path))
+
+class AtTheEnd(Reader):  # as Lightning's own are
+    _log_model = True
+AtTheEnd.__module__ = "lightning.pytorch.loggers.wandb"
+
+def fit(logger, place):
+    model = BoringModel()
+    model.register_buffer("large", torch.zeros(200000))
+    callback = ModelCheckpoint(dirpath=path(place), every_n_train_steps=1)
+    options = dict(accelerator="cpu", max_steps=2, limit_val_batches=0, enable_progress_bar=False, enable_model_summary=False)
+    Trainer(logger=logger, callbacks=[callback], plugins=[nm.NebulaCheckpointIO()], **options).fit(model)
+
+reader, at_the_end = Reader(), AtTheEnd()
+fit(reader, "one")
+assert reader.saved == [True, True] and reader.ended == [True], (reader.saved, reader.ended)
+fit(at_the_end, "two")
+assert at_the_end.ended == [True]
+
+kept, all_kept = ModelCheckpoint(), ModelCheckpoint(save_top_k=-1)
+assert not _may_read(at_the_end, kept) and _may_read(at_the_end, all_kept)
+for value, reads in (("all", True), (False, False)):
+    at_the_end._log_model = value
+    assert _may_read(at_the_end, kept) == reads
+assert not any(_may_read(one, all_kept) for one in (CSVLogger("."), DummyLogger(), TensorBoardLogger.__new__(TensorBoardLogger)))
+""")  # fmt: skip
+
+
 def test_a_link_to_a_file_that_is_on_its_way_is_loaded(node):
     script(node, """
 nm.init("persist", 0)

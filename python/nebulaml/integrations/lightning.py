@@ -149,7 +149,9 @@ class NebulaCheckpointIO:
         self._directory: str | None = None  # of the first save: its store has the files of all directories
         self._held: list[str] = []  # paths to remove after the next good save: one may be the only good checkpoint
         self._file = ""  # the path whose file all ranks are loading: memory may have another version of it, on this node alone
+        self.is_read = False  # a logger may read the file that is being saved, as soon as the save returns
         _show_to_callbacks()
+        _show_to_loggers()
         _load_together()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
@@ -193,7 +195,7 @@ class NebulaCheckpointIO:
         if self._sound:
             self._remove_held()
         # Slurm's requeue looks for hpc_ckpt files, perhaps on another node. No end of a fit waits for saves outside of it.
-        if self._sound and (os.path.basename(target).startswith("hpc_ckpt_") or _outside_of_fit()):
+        if self._sound and (self.is_read or os.path.basename(target).startswith("hpc_ckpt_") or _outside_of_fit()):
             self._finish()
 
     def _save(self, checkpoint: dict[str, Any], target: str, options: dict[str, Any]) -> bool:
@@ -357,6 +359,47 @@ def _show_to_callbacks() -> None:
 
         file_exists.__nebula__ = True  # type: ignore[attr-defined]
         module.ModelCheckpoint.file_exists = file_exists
+
+
+def _show_to_loggers() -> None:
+    """Makes ModelCheckpoint wait until its files are there, where a logger looks for them: after a save, and before the end of a run."""
+    for module in _modules("callbacks"):
+        kind = module.ModelCheckpoint
+        if hasattr(kind._save_checkpoint, "__nebula__"):
+            continue
+        save, teardown = kind._save_checkpoint, kind.teardown
+
+        @functools.wraps(save)
+        def _save_checkpoint(self: Any, trainer: Any, filepath: Any, save: Any = save) -> None:
+            io = _io_of(trainer.strategy)
+            if io is None:
+                save(self, trainer, filepath)
+                return
+            io.is_read = any(_may_read(logger, self) for logger in trainer.loggers)
+            try:
+                save(self, trainer, filepath)
+            finally:
+                io.is_read = False
+
+        @functools.wraps(teardown)
+        def teardown_and_wait(self: Any, trainer: Any, *args: Any, teardown: Any = teardown, **kwargs: Any) -> None:
+            teardown(self, trainer, *args, **kwargs)
+            if _io_of(getattr(trainer, "strategy", None)) is not None:
+                _flush()
+
+        _save_checkpoint.__nebula__ = True  # type: ignore[attr-defined]
+        kind._save_checkpoint, kind.teardown = _save_checkpoint, teardown_and_wait
+
+
+def _may_read(logger: Any, callback: Any) -> bool:
+    """Returns True if a logger may read a file when ModelCheckpoint tells it of the save. Lightning's own loggers do so by their settings."""
+    kind = type(logger)
+    if getattr(kind, "after_save_checkpoint", None) in (None, *(module.Logger.after_save_checkpoint for module in _modules("loggers.logger"))):
+        return False
+    if not kind.__module__.startswith(("lightning.pytorch.loggers.", "pytorch_lightning.loggers.")):
+        return True
+    wanted = getattr(logger, "_log_model", getattr(logger, "_log_model_checkpoints", False) and "all")
+    return bool(wanted == "all" or (wanted is True and callback.save_top_k == -1))
 
 
 def _load_together() -> None:
