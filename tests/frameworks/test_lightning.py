@@ -173,6 +173,10 @@ else:
     raise AssertionError("loaded")
 os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
 assert io.load_checkpoint(path("step=1.ckpt"))["hyper_parameters"] == state["hyper_parameters"]
+del os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"]
+torch.__version__, version = "2.5.1+cpu", torch.__version__  # whose own default is another one
+assert io.load_checkpoint(path("step=1.ckpt"))["hyper_parameters"] == state["hyper_parameters"]
+torch.__version__ = version
 assert not os.path.exists(path("step=1.ckpt"))
 try:
     io.load_checkpoint(path("nothing.ckpt"))
@@ -221,10 +225,6 @@ open("train.py", "w").close()
 io = nm.NebulaCheckpointIO()
 io.save_checkpoint({"global_step": 1}, os.path.abspath("step=1.ckpt"))
 for plugin in (TorchCheckpointIO(), io):
-del os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"]
-torch.__version__, version = "2.5.1+cpu", torch.__version__  # whose own default is another one
-assert io.load_checkpoint(path("step=1.ckpt"))["hyper_parameters"] == state["hyper_parameters"]
-torch.__version__ = version
     for path in (ModelCheckpoint().best_model_path, os.getcwd()):
         try:
             plugin.remove_checkpoint(path)
@@ -344,6 +344,27 @@ assert _look_into(path("step=4.ckpt")) == ("global_step4", "")  # beside a direc
 os.listdir = real
 open(path("step=4.ckpt/latest"), "w").close()
 assert _look_into(path("step=4.ckpt")) == (None, "")
+
+import types
+from nebulaml.integrations.lightning import _candidates, _chosen
+def put(tag, seconds):
+    os.makedirs(path("last.ckpt/" + tag), exist_ok=True)
+    open(path(f"last.ckpt/{tag}/mp_rank_00_model_states.pt"), "w").close()
+    os.utime(path("last.ckpt/" + tag), (seconds, seconds))
+put("global_step4-last.ckpt", 1)
+put("global_step6-last.ckpt", 2)
+tags = ["global_step6-last.ckpt", "global_step6", "global_step4-last.ckpt", "global_step4"]
+assert _candidates(path("last.ckpt")) == tags
+with open(path("last.ckpt/latest"), "w") as latest:
+    latest.write("global_step4-last.ckpt")
+assert _candidates(path("last.ckpt")) == [*tags[2:], *tags[:2]]
+def chosen(*complete, enable_load=True):
+    return _chosen(types.SimpleNamespace(enable_load=enable_load, resolve_together=lambda tag: tag if tag in complete else None), tags)
+assert chosen("global_step6", "global_step4", "global_step100") == "global_step6" and chosen("global_step4") == "global_step4"
+for newest, wanted in (("global_step100", tags[0]), ("global_step2", None), ("other", None)):
+    engine = types.SimpleNamespace(enable_load=True, resolve_together=lambda tag: types.SimpleNamespace(tag=newest) if tag is None else None)
+    assert _chosen(engine, tags) == wanted, "a checkpoint of a later step is not what lies there"
+assert chosen("global_step6", enable_load=False) is None and _chosen(object(), tags) is None
 """)  # fmt: skip
 
 

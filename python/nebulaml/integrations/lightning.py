@@ -21,7 +21,7 @@ import zipfile
 from typing import Any
 
 from .. import api
-from .._session import config, pulse, ranks
+from .._session import config, documents, pulse, ranks
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
 from ..export import background
 from ..export.background import HFExport
@@ -679,6 +679,9 @@ def _make_strategy() -> type:
             tag, problem = together.from_rank_0(lambda: _look_into(checkpoint_path), self.is_global_zero, self.broadcast)
             if problem:
                 raise NebulaNotFound(problem)
+            if tag is None and not self.deepspeed_engine.load_universal_checkpoint():
+                tags = together.from_rank_0(lambda: _candidates(os.fspath(checkpoint_path)), self.is_global_zero, self.broadcast)
+                tag = _chosen(self.deepspeed_engine.checkpoint_engine, tags)
             path, client_state = self.deepspeed_engine.load_checkpoint(
                 os.fspath(checkpoint_path),
                 tag=tag,
@@ -716,6 +719,41 @@ def _look_into(path: Any) -> tuple[str | None, str]:
     return None, f"{folder} is not a DeepSpeed checkpoint: it has neither `latest` nor the files of a tag"
 
 
+def _candidates(folder: str) -> list[str]:
+    """Returns the tags that a DeepSpeed directory stands for, the newest first. DeepSpeed alone would take the newest of the storage path.
+
+    They include the tag of the same step's other file: its checkpoint may be complete where that of last.ckpt is not.
+    """
+    times = {name: _time_of_tag(os.path.join(folder, name)) or 0.0 for name in os.listdir(folder) if os.path.isdir(os.path.join(folder, name))}
+    tags = sorted((name for name in times if times[name]), key=times.__getitem__, reverse=True)
+    with contextlib.suppress(OSError, ValueError):
+        latest = documents.read(os.path.join(folder, "latest"), most=4096).decode().strip()
+        tags = [latest, *(tag for tag in tags if tag != latest)] if latest else tags
+    others = (_STEP.match(tag) for tag in tags)
+    return list(dict.fromkeys(one for tag, other in zip(tags, others, strict=True) for one in (tag, *([other[0]] if other else []))))
+
+
+def _chosen(engine: Any, tags: list[str]) -> str | None:
+    """Returns the first tag that all ranks can load. None: DeepSpeed chooses.
+
+    If they can load none, it chooses an older checkpoint, but none of a later step than that of the first tag, which is returned then.
+    """
+    if not tags or not hasattr(engine, "resolve_together") or not engine.enable_load:
+        return None
+    found = next((tag for tag in tags if engine.resolve_together(tag) is not None), None)
+    if found is None:
+        newest = engine.resolve_together(None)
+        return tags[0] if newest is not None and _step_in(newest.tag) > _step_in(tags[0]) else None
+    if found != tags[0]:
+        log.warning("checkpoint %s was never completed by all ranks, or was removed: loading %s instead", tags[0], found)
+    return found
+
+
+def _step_in(tag: str) -> int:
+    match = _STEP.match(tag)
+    return int(match[1]) if match else -1
+
+
 def _time_of_tag(folder: str) -> float | None:
     """Returns when the files of a DeepSpeed tag were made. None: it is another directory, or cannot be read, or has gone."""
     with contextlib.suppress(OSError):
@@ -726,6 +764,7 @@ def _time_of_tag(folder: str) -> float | None:
 
 # Lightning adds a number to the name of a file that exists already, for example from another run.
 _NUMBERED = re.compile(r"-v\d+(\.[A-Za-z_]\w*)?$")
+_STEP = re.compile(r"global_step(\d+)")  # the begin of a tag
 
 
 def checkpoint_tag(filepath: Any, global_step: int | None) -> str:
