@@ -136,6 +136,85 @@ def test_a_tag_saved_again_with_16_bit_weights_is_one_whole_version(node):
     equal(job(node, env, "stock", *more, "--resume", "--tag", "global_step6", ranks=2), whole, 6)
 
 
+WITHOUT_NEBULA = """
+import os, types, torch
+import nebulaml as nm
+import nebulaml.deepspeed
+from nebulaml.integrations.stand_in import StandIn
+nm.init(os.path.abspath("persist"), 0, on_error="raise")
+engine = nebulaml.deepspeed.NebulaDeepSpeedEngine()
+deepspeed = types.SimpleNamespace(checkpoint_engine=engine, load_universal_checkpoint=lambda: False, seq_dp_world_size=1)
+name = "mp_rank_00_model_states.pt"
+load = nebulaml.deepspeed._wrap_load(lambda self, load_dir, tag: engine.load(f"{load_dir}/{tag}/{name}"))
+
+def save(tag, value, place="save"):
+    info = types.SimpleNamespace(tag=tag, save_dir=place, save_latest=True)
+    engine.create(info)
+    engine.save({"w": value}, f"{place}/{tag}/{name}")
+    engine.commit(info)
+    with open(f"{place}/latest", "w") as latest:
+        latest.write(tag)
+
+save("global_step2", 2)
+os.makedirs("save/global_step4")
+torch.save({"w": 4}, f"save/global_step4/{name}")
+with open("save/latest", "w") as latest:
+    latest.write("global_step4")
+assert load(deepspeed, "save") == {"w": 4}, "an older one of Nebula"
+assert load(deepspeed, "save", "global_step2") == {"w": 2}
+save("global_step4", 5)
+assert load(deepspeed, "save") == {"w": 5}
+assert type(torch.load(f"save/global_step4/{name}", weights_only=False)) is StandIn, "the values of before"
+with open("save/latest", "w") as latest:
+    latest.write("global_step6")  # it was never completed
+os.makedirs("save/global_step6")
+torch.save(StandIn("this file is only a placeholder for x"), f"save/global_step6/{name}")
+assert load(deepspeed, "save") == {"w": 5}
+save("global_step8", 8, "persist")
+nm.flush_persistence()
+save("global_step8", 9, "persist")
+assert torch.load(f"persist/global_step8/{name}", weights_only=False) in ({"w": 8}, {"w": 9}), "a file of the storage path"
+nm.flush_persistence()
+assert torch.load(f"persist/global_step8/{name}", weights_only=False) == {"w": 9}
+"""
+
+
+def test_a_run_of_deepspeed_without_nebula_is_continued_and_none_of_its_files_passes_for_a_later_one(node):
+    done = subprocess.run([interpreter("deepspeed-0.19.6"), "-c", WITHOUT_NEBULA], env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+# fault (Deaths): One rank of a job with another number of ranks cannot load its part of a ZeRO checkpoint.
+# result: All ranks raise, and none waits for another one.
+def test_a_rank_that_cannot_load_a_converted_checkpoint_is_heard_by_all_ranks(node):
+    text = """
+import contextlib, types
+import nebulaml.deepspeed
+from nebulaml.deepspeed import universal
+from nebulaml.integrations import together
+told = []
+
+def load(self, folder, tag):
+    raise KeyError("w")
+
+universal._folder_of = lambda checkpoint: contextlib.nullcontext(("folder", "tag"))
+engine = types.SimpleNamespace(
+    checkpoint_engine=types.SimpleNamespace(enable_load=True), _config=types.SimpleNamespace(load_universal_checkpoint=False), seq_dp_world_size=1
+)
+checkpoint = types.SimpleNamespace(tag="global_step1", _all_files=lambda: [])
+for of_all, original in ((lambda value: told.append(value) or [value], load), (lambda value: [value, "KeyError: 'w'"], lambda *given: given)):
+    together._of_all = of_all
+    try:
+        universal.load(engine, original, checkpoint)
+    except Exception as failure:
+        told.append(f"{type(failure).__name__}: {failure}")
+assert told[:2] == ["KeyError: 'w'"] * 2 and told[2].startswith("NebulaStorageError: rank 1: KeyError: 'w'"), told
+assert engine.checkpoint_engine.enable_load and not engine._config.load_universal_checkpoint
+"""
+    done = subprocess.run([interpreter("deepspeed-0.19.6"), "-c", text], env=node.environment, cwd=node.base, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @full
 def test_a_url_as_save_dir_is_refused_before_a_directory_gets_its_name(node):
     text = """
@@ -321,7 +400,7 @@ for latest in (b"global_step2", bytes([255])):
 """
 
 
-# fault (Storage): A node of a DeepSpeed job cannot write into the directory of the load, or rank 0 cannot read DeepSpeed's `latest`.
+# fault (Storage): A node of a DeepSpeed job cannot write into the directory of the load, whether or not rank 0 can read DeepSpeed's `latest`.
 # result: All ranks raise, and none waits for another one.
 def test_all_ranks_load_what_latest_of_rank_0_names_though_other_nodes_have_no_such_file(node):
     with held_port() as held:
@@ -338,8 +417,8 @@ def test_all_ranks_load_what_latest_of_rank_0_names_though_other_nodes_have_no_s
             for rank in "01"
         ]  # fmt: skip
         said = [rank.communicate(timeout=240)[0].splitlines()[-3:] for rank in ranks]
-    assert said[0] == ["global_step1", "NebulaStorageError True", "UnicodeDecodeError False"]
-    assert said[1] == ["global_step1", "FileExistsError False", "NebulaError True"]
+    assert said[0] == ["global_step1", "NebulaStorageError True", "NebulaStorageError True"]
+    assert said[1] == ["global_step1", "FileExistsError False", "FileExistsError False"]
 
 
 def test_a_checkpoint_that_memory_alone_will_have_is_warned_of_once(node):

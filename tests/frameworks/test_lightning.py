@@ -102,6 +102,54 @@ assert os.path.exists(path("best.ckpt"))
 """)  # fmt: skip
 
 
+def test_loggers_find_the_file_when_they_are_told_of_a_save_and_when_the_run_ends(node):
+    script(node, """
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers.logger import DummyLogger, Logger
+from nebulaml.integrations.lightning import _may_read
+
+class Reader(Logger):
+    name, version = "reader", 0
+    def __init__(self):
+        super().__init__()
+        self.saved, self.ended = [], []
+    def log_metrics(self, metrics, step=None): pass
+    def log_hyperparams(self, params, *args, **kwargs): pass
+    def after_save_checkpoint(self, callback):
+        self.path = callback.best_model_path
+        self.saved.append(os.path.isfile(self.path))
+    def finalize(self, status):
+        self.ended.append(os.path.isfile(self.path))
+
+class AtTheEnd(Reader):  # as Lightning's own are
+    _log_model = True
+AtTheEnd.__module__ = "lightning.pytorch.loggers.wandb"
+
+def fit(logger, place):
+    model = BoringModel()
+    model.register_buffer("large", torch.zeros(200000))
+    callback = ModelCheckpoint(dirpath=path(place), every_n_train_steps=1)
+    options = dict(accelerator="cpu", max_steps=2, limit_val_batches=0, enable_progress_bar=False, enable_model_summary=False)
+    Trainer(logger=logger, callbacks=[callback], plugins=[nm.NebulaCheckpointIO()], **options).fit(model)
+
+reader, at_the_end = Reader(), AtTheEnd()
+fit(reader, "one")
+assert reader.saved == [True, True] and reader.ended == [True], (reader.saved, reader.ended)
+fit(at_the_end, "two")
+assert at_the_end.ended == [True]
+
+kept, all_kept = ModelCheckpoint(), ModelCheckpoint(save_top_k=-1)
+assert not _may_read(at_the_end, kept) and _may_read(at_the_end, all_kept)
+for value, reads in (("all", True), (False, False)):
+    at_the_end._log_model = value
+    assert _may_read(at_the_end, kept) == reads
+assert not any(_may_read(one, all_kept) for one in (CSVLogger("."), DummyLogger(), TensorBoardLogger.__new__(TensorBoardLogger)))
+""")  # fmt: skip
+
+
 def test_a_link_to_a_file_that_is_on_its_way_is_loaded(node):
     script(node, """
 nm.init("persist", 0)
@@ -125,6 +173,10 @@ else:
     raise AssertionError("loaded")
 os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
 assert io.load_checkpoint(path("step=1.ckpt"))["hyper_parameters"] == state["hyper_parameters"]
+del os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"]
+torch.__version__, version = "2.5.1+cpu", torch.__version__  # whose own default is another one
+assert io.load_checkpoint(path("step=1.ckpt"))["hyper_parameters"] == state["hyper_parameters"]
+torch.__version__ = version
 assert not os.path.exists(path("step=1.ckpt"))
 try:
     io.load_checkpoint(path("nothing.ckpt"))
@@ -292,6 +344,27 @@ assert _look_into(path("step=4.ckpt")) == ("global_step4", "")  # beside a direc
 os.listdir = real
 open(path("step=4.ckpt/latest"), "w").close()
 assert _look_into(path("step=4.ckpt")) == (None, "")
+
+import types
+from nebulaml.integrations.lightning import _candidates, _chosen
+def put(tag, seconds):
+    os.makedirs(path("last.ckpt/" + tag), exist_ok=True)
+    open(path(f"last.ckpt/{tag}/mp_rank_00_model_states.pt"), "w").close()
+    os.utime(path("last.ckpt/" + tag), (seconds, seconds))
+put("global_step4-last.ckpt", 1)
+put("global_step6-last.ckpt", 2)
+tags = ["global_step6-last.ckpt", "global_step6", "global_step4-last.ckpt", "global_step4"]
+assert _candidates(path("last.ckpt")) == tags
+with open(path("last.ckpt/latest"), "w") as latest:
+    latest.write("global_step4-last.ckpt")
+assert _candidates(path("last.ckpt")) == [*tags[2:], *tags[:2]]
+def chosen(*complete, enable_load=True):
+    return _chosen(types.SimpleNamespace(enable_load=enable_load, resolve_together=lambda tag: tag if tag in complete else None), tags)
+assert chosen("global_step6", "global_step4", "global_step100") == "global_step6" and chosen("global_step4") == "global_step4"
+for newest, wanted in (("global_step100", tags[0]), ("global_step2", None), ("other", None)):
+    engine = types.SimpleNamespace(enable_load=True, resolve_together=lambda tag: types.SimpleNamespace(tag=newest) if tag is None else None)
+    assert _chosen(engine, tags) == wanted, "a checkpoint of a later step is not what lies there"
+assert chosen("global_step6", enable_load=False) is None and _chosen(object(), tags) is None
 """)  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Lightning's Fabric, and FSDP and ModelParallel of Trainer and Fabric: killed, resumed, and stock Lightning reads the files."""
 
 import shutil
+import subprocess
 
 import pytest
 from conftest import FULL, Url, files_below, full, interpreter
@@ -79,3 +80,48 @@ def test_all_nodes_load_the_directory_that_the_node_of_another_rank_still_writes
     monkeypatch.setattr(node, "of_rank", lambda rank: of_rank(1 - rank))
     again = job(node, "fabric-parallel", "--ckpt", path, nodes=True)
     assert again.resumed == 4 and again.losses == whole.losses_after(4)
+
+
+def test_the_state_beside_the_shards_is_loaded_as_torch_load_does_by_itself(node):
+    text = """
+import types
+from nebulaml.integrations import lightning_sharded
+seen = []
+kind = lightning_sharded._for_trainer("FSDPStrategy", None, "model", lambda *given: None)
+strategy = kind.__new__(kind)
+strategy._model, strategy._optimizers = None, []
+strategy._lightning_module = types.SimpleNamespace(trainer=types.SimpleNamespace(state=types.SimpleNamespace(fn="test")), strict_loading=True)
+strategy._nebula_find = lambda path: types.SimpleNamespace(load_file=lambda name, weights_only: seen.append(weights_only) or {})
+for given in (None, False, True):
+    strategy.load_checkpoint("a.ckpt", weights_only=given)
+assert seen == [True, False, True], seen
+"""
+    done = subprocess.run([interpreter("lightning"), "-W", "ignore", "-c", text], env=node.environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+# fault (The machine and other users): The agent of one rank does not answer when Lightning saves a sharded checkpoint.
+# result: All ranks raise, and none waits for another one.
+def test_a_rank_that_has_no_place_for_a_sharded_checkpoint_is_heard_by_all_ranks(node):
+    text = """
+import types
+from nebulaml.errors import NebulaUnavailable
+from nebulaml.integrations import lightning_sharded, together
+told = []
+kind = lightning_sharded._for_trainer("FSDPStrategy", None, "model", lambda *given: None)
+
+def fail(path):
+    raise NebulaUnavailable("no agent answers")
+
+for of_all, home in ((lambda value: told.append(value) or [value], fail), (lambda value: [value, "OSError: a disk"], lambda path: (None, ""))):
+    together._of_all = of_all
+    strategy = kind.__new__(kind)
+    strategy._checkpoint_io = types.SimpleNamespace(home=home)
+    try:
+        strategy._nebula_save({}, {}, "/x/a.ckpt")
+    except Exception as failure:
+        told.append(f"{type(failure).__name__}: {failure}")
+assert told == ["NebulaUnavailable: no agent answers"] * 2 + ["NebulaStorageError: rank 1: OSError: a disk. No rank saves it"], told
+"""
+    done = subprocess.run([interpreter("lightning"), "-W", "ignore", "-c", text], env=node.environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]

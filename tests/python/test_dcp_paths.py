@@ -233,3 +233,42 @@ def test_ranks_do_not_load_two_versions_of_one_tag(place):
     with pytest.raises(NebulaStorageError, match=r"rank 1 has found another version of .*/newest than rank 0"):
         reader.prepare_global_plan(plans[1:])
     same(load(path), 2)
+
+
+# fault (Storage): One rank of a node cannot look for a checkpoint of torch.distributed.checkpoint, and the others can.
+# result: The rank raises where torch tells all ranks, and none waits for another one.
+@pytest.mark.parametrize("failure", [OSError("a disk"), NebulaStorageError("a store")])
+def test_a_rank_whose_search_fails_raises_where_torch_tells_all_ranks(place, monkeypatch, failure):
+    looks = []
+
+    def fail(_):
+        looks.append(1)
+        raise failure
+
+    save(place.storage / "step1", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.distributed, "is_initialized", lambda: True)
+        patch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        patch.setattr(dcp_reader, "reading_session", fail)
+        reader = NebulaStorageReader()
+        reader.reset(place.storage / "step1")
+        for step in (reader.read_metadata, lambda: reader.prepare_local_plan(LoadPlan([]))):
+            with pytest.raises(type(failure), match=str(failure)):
+                step()
+        patch.setattr(torch.distributed, "get_world_size", lambda: 1)
+        with pytest.raises(type(failure)):
+            reader.reset()
+    assert len(looks) == 2
+    reader.reset()
+    assert reader.read_metadata().state_dict_metadata
+
+
+def test_a_planned_save_that_fails_after_its_files_gives_its_checkpoint_up(place, monkeypatch):
+    def finish(*_, **__):
+        raise OSError("on the coordinator")
+
+    writer = NebulaStorageWriter(place.storage / "step1")
+    monkeypatch.setattr(NebulaStorageWriter, "finish", finish)
+    with pytest.raises(CheckpointException):
+        async_save({"of this test": torch.ones(3, 5)}, storage_writer=writer)
+    assert writer._save.checkpoint.state == "failed" and "on the coordinator" in writer._save.checkpoint.error

@@ -52,6 +52,19 @@ def test_a_file_object_is_written_to(nm, staging):
     assert torch.load(io.BytesIO(buffer.getvalue())) == [1]
 
 
+def test_an_exception_gives_the_checkpoint_up(nm, staging):
+    capture = Capture("tag", str(staging), -2)
+
+    def save():
+        with captured(capture):
+            torch.save([1], staging / "x.pt")
+            raise KeyError("of the framework")
+
+    with pytest.raises(KeyError):
+        save()
+    assert capture.checkpoint.state == "failed" and "of the framework" in capture.checkpoint.error
+
+
 def test_two_threads_capture_at_once_and_the_last_to_end_puts_the_writers_back(nm, tmp_path):
     plain, plain_file = torch.save, safetensors.save_file
     begun, ended = threading.Event(), threading.Event()

@@ -88,3 +88,42 @@ def test_a_run_of_wandb_that_is_online_uses_the_version_from_which_it_resumed_in
     assert used == [[collection, [f"file://{place.storage}/global_step1"], "global_step1"]]
     assert said == [{"nebula_resumed_from": {"tag": "global_step1", "step": 1, "path": f"{place.storage}/global_step1"}}], "there is no step 7"
     assert [(name, aliases) for name, aliases, _ in logged] == [(collection, ["latest", "a-best"])]
+
+
+ROWS = """
+import json, types
+
+class Run:
+    step, rows = int(sys.argv[2]), {}
+    def define_metric(self, *names, **more): pass
+    def log(self, values, step=None):  # W&B takes no step before its own, and a call without a step ends the row
+        assert step is None or step >= Run.step, (step, Run.step)
+        Run.step = Run.step if step is None else step
+        Run.rows.setdefault(Run.step, []).append(values)
+        Run.step += step is None
+    def log_artifact(self, artifact, aliases): pass
+    def finish(self): pass
+
+sys.modules["wandb"] = types.SimpleNamespace(run=None, init=lambda **options: Run(), Artifact=lambda *names, **more: types.SimpleNamespace(add_reference=lambda *names, **more: None))
+nm.init(sys.argv[1], 0)
+tracker = nm.log_to("wandb", project="p")
+tracker.log(4, loss=0.5)
+for tag in ("global_step4", "best"):
+    with nm.Checkpoint(tag) as checkpoint:
+        checkpoint.save("model.pt", torch.zeros(1000))
+    checkpoint.wait("durable", timeout=60)
+until = time.monotonic() + 60
+while len(tracker._events) < 2 and time.monotonic() < until:
+    time.sleep(0.01)
+tracker.log(4, accuracy=0.25, loss=0.75)
+tracker.log(5, loss=0.125)
+tracker.log(4, late=1)
+tracker.close()
+say(json.dumps({step: [sorted(set(row) - {"nebula/blocked_ms", "nebula/copy_ms", "nebula/persist_seconds"}) for row in rows] for step, rows in Run.rows.items()}))
+"""
+
+
+def test_wandb_gets_all_values_of_a_step_by_several_calls_and_versions_take_no_step_its_row(place):
+    version = ["nebula/size_bytes", "nebula/step"]
+    assert json.loads(place.run(ROWS, place.storage, 0)) == {"4": [["loss"], ["accuracy"], version], "5": [["loss"], version]}
+    assert json.loads(place.run(ROWS, place.storage, 5)) == {"5": [["loss"], version], "6": [version]}, "an earlier process has logged step 4"

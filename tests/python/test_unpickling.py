@@ -245,9 +245,10 @@ def test_a_reference_to_torchs_function_stays_one(saved):
     assert found.func is torch._utils._rebuild_tensor_v2
 
 
-def test_a_reference_to_torchs_function_beside_tensors_stays_one(saved):
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_a_reference_to_torchs_function_beside_tensors_stays_one(saved, weights_only):
     value = {"w": torch.ones(2), "f": torch._utils._rebuild_tensor_v2, "v": torch.zeros(3)}
-    found = saved(value).load("x.pt")
+    found = saved(value).load("x.pt", weights_only=weights_only)
     assert found["f"] is torch._utils._rebuild_tensor_v2 and torch.equal(found["w"], value["w"]) and torch.equal(found["v"], value["v"])
 
 

@@ -618,6 +618,15 @@ def test_publish_keeps_one_publisher_for_a_model(place, follower):
         assert version.step == step and torch.equal(version.tensors()["weight"], net.weight.detach())
 
 
+def test_publish_takes_the_options_of_a_later_call_and_keeps_the_others(place, follower):
+    net = torch.nn.Linear(4, 4)
+    for step, options, dtype in ((1, {"name": "a.safetensors"}, torch.float32), (2, {"dtype": torch.bfloat16}, torch.bfloat16), (3, {}, torch.bfloat16)):
+        assert nm.publish(net, place.storage, step, **options)
+        version = follower.prepare(60)
+        assert version.step == step and version.tensors()["weight"].dtype == dtype
+        assert [path.name for path in version.directory.iterdir()] == ["a.safetensors"]
+
+
 # fault: as test_random_deaths_never_give_wrong_weights_and_never_go_back
 def test_the_memory_of_a_follower_that_was_killed_is_freed_by_the_next_one_and_that_of_a_living_one_is_not(place):
     follow = """

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE, Metadata, StorageMeta
@@ -428,7 +429,7 @@ def async_save(
     state = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state_dict.items()}
     metadata = _save_as_before(state, checkpoint_id, writer, group) if planner is None and use_collectives else None
     if metadata is None:
-        writer._save.members = 1 if group is None else dist.get_world_size(group)
+        writer._save.members, writer._save.checkpoint = 1 if group is None else dist.get_world_size(group), None
         try:
             metadata = dcp.save(
                 state,
@@ -439,6 +440,10 @@ def async_save(
                 **({"no_dist": True} if no_dist or (alone and _TAKES_NO_DIST) else {}),
                 **({} if use_collectives else {"use_collectives": False}),
             )
+        except (Exception, CheckpointException) as failure:  # of some rank, perhaps after this one has committed
+            if writer._save.checkpoint is not None:
+                writer._save.checkpoint._give_up(f"a save failed: {failure!r:.400}")
+            raise
         finally:
             writer._save.members = None
         save = writer._save

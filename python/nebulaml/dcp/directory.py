@@ -48,8 +48,6 @@ def publish(checkpoint: Any, target: str) -> bool:
     Returns False if the request failed.
     """
     parent, name = os.path.split(target)
-    if os.path.isfile(target):
-        os.unlink(target)
     staging = os.path.join(beside.beside(parent, STAGING), name)
     os.makedirs(staging, exist_ok=True)
     beside.make(parent)

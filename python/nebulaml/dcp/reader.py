@@ -14,6 +14,7 @@ import uuid
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
@@ -171,6 +172,7 @@ class NebulaStorageReader(StorageReader):
         super().__init__()
         self._path = None if path is None else os.fspath(path)
         self._files: _NebulaFiles | _PlainFiles | None = None
+        self._failure: Exception | None = None  # of the search
         self._metadata: Metadata | None = None
         self._load_id = str(uuid.uuid4())
 
@@ -185,18 +187,20 @@ class NebulaStorageReader(StorageReader):
     def reset(self, checkpoint_id: Any = None) -> None:
         if checkpoint_id is not None:
             self._path = os.fspath(checkpoint_id)
-        self._files = self._metadata = None
+        self._files = self._metadata = self._failure = None
         self._load_id = str(uuid.uuid4())
         if self._path is None:
             return
         try:
             self._open()  # every rank calls this, so the ranks agree here; torch calls read_metadata on the coordinator alone
-        except NebulaError:
-            if not together.several():
+        except Exception as failure:
+            if not dist.is_initialized() or dist.get_world_size() == 1:
                 raise
-            # torch awaits all ranks after this, and tells all of them what prepare_local_plan raises
+            self._failure = failure  # torch awaits all ranks after this, and tells all of them what read_metadata raises
 
     def _open(self) -> _NebulaFiles | _PlainFiles:
+        if self._failure is not None:
+            raise self._failure
         if self._files is None:
             if self._path is None:
                 raise NebulaConfigError("NebulaStorageReader has no path: give one, or a checkpoint_id to the load")

@@ -102,13 +102,16 @@ class NebulaDeepSpeedEngine(CheckpointEngine):
         )
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Fixes the values of one file, and puts a small stand-in file into save_dir, where DeepSpeed looks for the name."""
+        """Fixes the values of one file, and puts a small stand-in file into save_dir, where DeepSpeed looks for the name.
+
+        It takes the place of a file that DeepSpeed has saved there without Nebula, whose older values would pass for these.
+        """
         if self._checkpoint is None:
             self._checkpoint = api.Checkpoint(os.path.basename(os.path.dirname(path)), -2)
-        self._checkpoint.save(os.path.basename(path), state_dict, self.overlap)
-        if not os.path.exists(path):
+        is_saved = self._checkpoint.save(os.path.basename(path), state_dict, self.overlap)
+        if not os.path.exists(path) or (is_saved and not _is_stored(path, api.persist_path()) and not stand_in.is_one(path)):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            torch.save(stand_in.StandIn(stand_in.text_for(self._checkpoint.tag, os.path.basename(path), api.persist_path())), path)
+            _put_stand_in(path, self._checkpoint.tag, api.persist_path())
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """Reads one file of the checkpoint that all ranks agreed on."""
@@ -239,9 +242,13 @@ def _wrap_load(original: Any) -> Any:
                 path, state = load_checkpoint(self, directory, tag, *args, **kwargs)
             return path and path.replace(directory, config.shown(str(load_dir)).rstrip("/")), state
         engine.forget()
+        storage = engine.load_path or api.persist_path()
         wanted = tag if tag is not None else _latest_of_rank_0(load_dir)
         found = engine.resolve_together(wanted) if wanted is not None else None
-        if found is None and tag is None:
+        is_stocks = found is None and tag is None and together.from_rank_0(lambda: _has_values(load_dir, wanted, storage))
+        if is_stocks:
+            log.info("nebula: loading %s of %s, which DeepSpeed has saved without Nebula", wanted, load_dir)
+        elif found is None and tag is None:
             found = engine.resolve_together(None)
             if found is not None and wanted is not None:
                 log.warning("checkpoint %s was never completed by all ranks: loading %s instead", wanted, found.tag)
@@ -250,13 +257,14 @@ def _wrap_load(original: Any) -> Any:
             if together.on_all(lambda: universal.partitions(found)) not in (0, universal.data_parallel(self)):
                 return universal.load(self, original, found, *args, **kwargs)
             engine._resolved[wanted] = found
-            together.on_all(lambda: _stand_in(load_dir, found, engine.load_path or api.persist_path()))
+            together.on_all(lambda: _stand_in(load_dir, found, storage))
         try:
             return original(self, load_dir, wanted, *args, **kwargs)
         finally:
             engine.forget()
 
     return load_checkpoint
+
 
 @contextlib.contextmanager
 def _directory_for(engine: NebulaDeepSpeedEngine, url: str) -> Iterator[str]:
@@ -289,9 +297,30 @@ def _stand_in(load_dir: str, checkpoint: Any, persist_path: str | None) -> None:
     for name in checkpoint._all_files():
         path = os.path.join(folder, name)
         if name.endswith(".pt") and not os.path.exists(path):
-            temporary = f"{path}.{os.getpid()}"
-            torch.save(stand_in.StandIn(stand_in.text_for(checkpoint.tag, name, persist_path)), temporary)
-            os.replace(temporary, path)
+            _put_stand_in(path, checkpoint.tag, persist_path)
+
+
+def _put_stand_in(path: str, tag: str, persist_path: str | None) -> None:
+    temporary = f"{path}.{os.getpid()}"
+    torch.save(stand_in.StandIn(stand_in.text_for(tag, os.path.basename(path), persist_path)), temporary)
+    os.replace(temporary, path)
+
+
+def _is_stored(path: str, persist_path: str | None) -> bool:
+    """Returns True for a path in a storage path of Nebula, which a program may give to DeepSpeed as its directory, too."""
+    root = config.without_scheme(persist_path or "")
+    return bool(root) and "://" not in root and os.path.realpath(path).startswith(os.path.realpath(root) + os.sep)
+
+
+def _has_values(load_dir: str, tag: str | None, persist_path: str | None) -> bool:
+    """Returns True if DeepSpeed has saved the files of this tag without Nebula: they are no stand-ins, and in no storage path."""
+    folder = os.path.join(load_dir, tag or "")
+    if tag is None or _is_stored(folder, persist_path) or os.path.exists(os.path.join(folder, ".nebula")):
+        return False
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        files = [one.path for one in entries if one.name.endswith(".pt")]
+        return bool(files) and not any(map(stand_in.is_one, files))
+    return False
 
 
 def _patch_engine_class() -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from .._session import ranks
 from ..errors import NebulaError
+from ..integrations import together
 
 __all__ = ["data_parallel", "load", "partitions"]
 
@@ -34,7 +35,8 @@ def partitions(checkpoint: Any) -> int:
 
 @contextlib.contextmanager
 def _folder_of(checkpoint: Any) -> Iterator[tuple[str, str]]:
-    """Gives a directory and the tag in it, in the universal layout, and removes it at the end. All ranks call it.
+    """Gives a directory and the tag in it, in the universal layout, and removes it at the end. All ranks call it, and all
+    have read when a block ends.
 
     The first rank of each node converts, into the directory for temporary files, which needs the space of two checkpoints.
     """
@@ -52,7 +54,6 @@ def _folder_of(checkpoint: Any) -> Iterator[tuple[str, str]]:
         if failures:
             raise NebulaError(f"checkpoint {checkpoint.tag} cannot be converted to another number of ranks: {failures[0]}")
         yield next(path for first, path, _ in answers if path and first == here.rank - here.local_rank), _TAG
-        _gathered(None)  # all ranks have read
     finally:
         if base:
             shutil.rmtree(base, ignore_errors=True)
@@ -103,7 +104,7 @@ def load(engine: Any, original: Callable[..., Any], checkpoint: Any, *args: Any,
     with _folder_of(checkpoint) as (folder, tag):
         try:
             ours.enable_load, settings.load_universal_checkpoint = False, True
-            return original(engine, folder, tag, *args, **kwargs)
+            return together.on_all(lambda: original(engine, folder, tag, *args, **kwargs))
         finally:
             ours.enable_load, settings.load_universal_checkpoint = before
 

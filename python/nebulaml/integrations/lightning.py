@@ -21,11 +21,11 @@ import zipfile
 from typing import Any
 
 from .. import api
-from .._session import config, pulse, ranks
+from .._session import config, documents, pulse, ranks
 from ..errors import NebulaConfigError, NebulaError, NebulaNotFound
 from ..export import background
 from ..export.background import HFExport
-from . import places, together
+from . import guards, places, together
 
 __all__ = ["NebulaCallback", "NebulaCheckpointIO", "NebulaDeepspeedStrategy"]
 
@@ -115,6 +115,17 @@ def _tag(checkpoint: Any, target: str) -> str:
     return os.path.splitext(name)[0] or name
 
 
+def is_weights_only(asked: bool | None) -> bool:
+    """Returns what torch.load does with that argument. None is its own default: from torch 2.6 on it runs no code of a file."""
+    import torch
+
+    from ..tensors import values
+
+    if asked is not None:
+        return asked
+    return (guards.numbers_of(torch.__version__) or (2, 6)) >= (2, 6) and not values.torch_switch("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+
+
 class _NoFile(NebulaNotFound, FileNotFoundError):
     """A NebulaNotFound that is also the error of Lightning's own plugin."""
 
@@ -138,7 +149,9 @@ class NebulaCheckpointIO:
         self._directory: str | None = None  # of the first save: its store has the files of all directories
         self._held: list[str] = []  # paths to remove after the next good save: one may be the only good checkpoint
         self._file = ""  # the path whose file all ranks are loading: memory may have another version of it, on this node alone
+        self.is_read = False  # a logger may read the file that is being saved, as soon as the save returns
         _show_to_callbacks()
+        _show_to_loggers()
         _load_together()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
@@ -182,7 +195,7 @@ class NebulaCheckpointIO:
         if self._sound:
             self._remove_held()
         # Slurm's requeue looks for hpc_ckpt files, perhaps on another node. No end of a fit waits for saves outside of it.
-        if self._sound and (os.path.basename(target).startswith("hpc_ckpt_") or _outside_of_fit()):
+        if self._sound and (self.is_read or os.path.basename(target).startswith("hpc_ckpt_") or _outside_of_fit()):
             self._finish()
 
     def _save(self, checkpoint: dict[str, Any], target: str, options: dict[str, Any]) -> bool:
@@ -236,27 +249,17 @@ class NebulaCheckpointIO:
         """
         import torch
 
-        from ..tensors import values
-
         if map_location is None:
             map_location = lambda storage, location: storage  # noqa: E731
         given: dict[str, Any] = {"map_location": map_location, "weights_only": weights_only}
         if _is_remote(path):
-            if self._other is not None:
-                return self._load_by_other(path, given)
-            import fsspec
-
-            with fsspec.open(os.fspath(path), "rb") as file:
-                return torch.load(file, **given)
+            return self._load_by(self._other or _stock_io(), path, given)
         target, initialized = _key(path), api.is_initialized()
         try:
             found = None if target == self._file else _published(target)
             if found is not None:
                 checkpoint, name = found
-                ours = dict(given)
-                if weights_only is None:
-                    ours["weights_only"] = not values.torch_switch("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
-                return checkpoint.load(name, **ours)
+                return checkpoint.load(name, map_location=map_location, weights_only=is_weights_only(weights_only))
         except NebulaError as failure:
             if not os.path.exists(target):
                 raise
@@ -267,13 +270,13 @@ class NebulaCheckpointIO:
         if not os.path.exists(target):
             raise _NoFile(f"Checkpoint file not found: {path}: neither in this run's memory nor on disk")
         if self._other is not None and not zipfile.is_zipfile(target):  # Nebula's files are zip files
-            return self._load_by_other(path, given)
+            return self._load_by(self._other, path, given)
         return torch.load(target, **given)
 
-    def _load_by_other(self, path: Any, given: dict[str, Any]) -> Any:
+    def _load_by(self, other: Any, path: Any, given: dict[str, Any]) -> Any:
         if given["weights_only"] is None:  # a plugin for an older Lightning does not know the argument
             given = {"map_location": given["map_location"]}
-        return self._other.load_checkpoint(path, **given)
+        return other.load_checkpoint(path, **given)
 
     def remove_checkpoint(self, path: Any) -> None:
         """Removes a published file once every save made before is durable. A save of it that is not durable yet does not appear.
@@ -356,6 +359,47 @@ def _show_to_callbacks() -> None:
 
         file_exists.__nebula__ = True  # type: ignore[attr-defined]
         module.ModelCheckpoint.file_exists = file_exists
+
+
+def _show_to_loggers() -> None:
+    """Makes ModelCheckpoint wait until its files are there, where a logger looks for them: after a save, and before the end of a run."""
+    for module in _modules("callbacks"):
+        kind = module.ModelCheckpoint
+        if hasattr(kind._save_checkpoint, "__nebula__"):
+            continue
+        save, teardown = kind._save_checkpoint, kind.teardown
+
+        @functools.wraps(save)
+        def _save_checkpoint(self: Any, trainer: Any, filepath: Any, save: Any = save) -> None:
+            io = _io_of(trainer.strategy)
+            if io is None:
+                save(self, trainer, filepath)
+                return
+            io.is_read = any(_may_read(logger, self) for logger in trainer.loggers)
+            try:
+                save(self, trainer, filepath)
+            finally:
+                io.is_read = False
+
+        @functools.wraps(teardown)
+        def teardown_and_wait(self: Any, trainer: Any, *args: Any, teardown: Any = teardown, **kwargs: Any) -> None:
+            teardown(self, trainer, *args, **kwargs)
+            if _io_of(getattr(trainer, "strategy", None)) is not None:
+                _flush()
+
+        _save_checkpoint.__nebula__ = True  # type: ignore[attr-defined]
+        kind._save_checkpoint, kind.teardown = _save_checkpoint, teardown_and_wait
+
+
+def _may_read(logger: Any, callback: Any) -> bool:
+    """Returns True if a logger may read a file when ModelCheckpoint tells it of the save. Lightning's own loggers do so by their settings."""
+    kind = type(logger)
+    if getattr(kind, "after_save_checkpoint", None) in (None, *(module.Logger.after_save_checkpoint for module in _modules("loggers.logger"))):
+        return False
+    if not kind.__module__.startswith(("lightning.pytorch.loggers.", "pytorch_lightning.loggers.")):
+        return True
+    wanted = getattr(logger, "_log_model", getattr(logger, "_log_model_checkpoints", False) and "all")
+    return bool(wanted == "all" or (wanted is True and callback.save_top_k == -1))
 
 
 def _load_together() -> None:
@@ -635,6 +679,9 @@ def _make_strategy() -> type:
             tag, problem = together.from_rank_0(lambda: _look_into(checkpoint_path), self.is_global_zero, self.broadcast)
             if problem:
                 raise NebulaNotFound(problem)
+            if tag is None and not self.deepspeed_engine.load_universal_checkpoint():
+                tags = together.from_rank_0(lambda: _candidates(os.fspath(checkpoint_path)), self.is_global_zero, self.broadcast)
+                tag = _chosen(self.deepspeed_engine.checkpoint_engine, tags)
             path, client_state = self.deepspeed_engine.load_checkpoint(
                 os.fspath(checkpoint_path),
                 tag=tag,
@@ -672,6 +719,41 @@ def _look_into(path: Any) -> tuple[str | None, str]:
     return None, f"{folder} is not a DeepSpeed checkpoint: it has neither `latest` nor the files of a tag"
 
 
+def _candidates(folder: str) -> list[str]:
+    """Returns the tags that a DeepSpeed directory stands for, the newest first. DeepSpeed alone would take the newest of the storage path.
+
+    They include the tag of the same step's other file: its checkpoint may be complete where that of last.ckpt is not.
+    """
+    times = {name: _time_of_tag(os.path.join(folder, name)) or 0.0 for name in os.listdir(folder) if os.path.isdir(os.path.join(folder, name))}
+    tags = sorted((name for name in times if times[name]), key=times.__getitem__, reverse=True)
+    with contextlib.suppress(OSError, ValueError):
+        latest = documents.read(os.path.join(folder, "latest"), most=4096).decode().strip()
+        tags = [latest, *(tag for tag in tags if tag != latest)] if latest else tags
+    others = (_STEP.match(tag) for tag in tags)
+    return list(dict.fromkeys(one for tag, other in zip(tags, others, strict=True) for one in (tag, *([other[0]] if other else []))))
+
+
+def _chosen(engine: Any, tags: list[str]) -> str | None:
+    """Returns the first tag that all ranks can load. None: DeepSpeed chooses.
+
+    If they can load none, it chooses an older checkpoint, but none of a later step than that of the first tag, which is returned then.
+    """
+    if not tags or not hasattr(engine, "resolve_together") or not engine.enable_load:
+        return None
+    found = next((tag for tag in tags if engine.resolve_together(tag) is not None), None)
+    if found is None:
+        newest = engine.resolve_together(None)
+        return tags[0] if newest is not None and _step_in(newest.tag) > _step_in(tags[0]) else None
+    if found != tags[0]:
+        log.warning("checkpoint %s was never completed by all ranks, or was removed: loading %s instead", tags[0], found)
+    return found
+
+
+def _step_in(tag: str) -> int:
+    match = _STEP.match(tag)
+    return int(match[1]) if match else -1
+
+
 def _time_of_tag(folder: str) -> float | None:
     """Returns when the files of a DeepSpeed tag were made. None: it is another directory, or cannot be read, or has gone."""
     with contextlib.suppress(OSError):
@@ -682,6 +764,7 @@ def _time_of_tag(folder: str) -> float | None:
 
 # Lightning adds a number to the name of a file that exists already, for example from another run.
 _NUMBERED = re.compile(r"-v\d+(\.[A-Za-z_]\w*)?$")
+_STEP = re.compile(r"global_step(\d+)")  # the begin of a tag
 
 
 def checkpoint_tag(filepath: Any, global_step: int | None) -> str:

@@ -11,7 +11,16 @@ from typing import Any
 
 from .. import api
 from . import together
-from .lightning import NebulaCheckpointIO, _home, _is_remote, _key, _modules, _show_parameters, checkpoint_tag
+from .lightning import (
+    NebulaCheckpointIO,
+    _home,
+    _is_remote,
+    _key,
+    _modules,
+    _show_parameters,
+    checkpoint_tag,
+    is_weights_only,
+)
 
 __all__ = ["NebulaFSDPStrategy", "NebulaFabricFSDPStrategy", "NebulaFabricModelParallelStrategy", "NebulaModelParallelStrategy"]
 
@@ -27,7 +36,7 @@ class _Sharded:
         from ..dcp.directory import save_directory
 
         io = self._nebula_io
-        session, ending = io.home(path)
+        session, ending = together.on_all(lambda: io.home(path), "No rank saves it")
         io._begin(path)
         tag = checkpoint_tag(path, rest.get("global_step") if isinstance(rest.get("global_step"), int) else None)
         io._end(save_directory(state, path, str(session.persist_path), tag + ending, {META: rest}), path)
@@ -155,7 +164,7 @@ def _for_trainer(name: str, is_sharded: Any, model_key: str, load: Any) -> type:
             optimizers = self.optimizers if self.lightning_module.trainer.state.fn == "fit" else []
             load(found, model_key, self.model, {f"optimizer_{index}": one for index, one in enumerate(optimizers)},
                  self.lightning_module.strict_loading)  # fmt: skip
-            return found.load_file(META, weights_only=weights_only)  # type: ignore[no-any-return]
+            return found.load_file(META, weights_only=is_weights_only(weights_only))  # type: ignore[no-any-return]
 
     return _named(Strategy, f"Nebula{name}", base, "with checkpoints in the background. It takes the same arguments")
 
@@ -185,7 +194,7 @@ def _for_fabric(name: str, is_sharded: Any, is_model: Any, convert: Any, load: A
                 return super().load_checkpoint(path, state, strict, **given)  # type: ignore[no-any-return]
             key, model, optimizers = _split(state, is_model)
             load(found, key, model, optimizers, strict)
-            rest: dict[str, Any] = found.load_file(META, weights_only=weights_only)
+            rest: dict[str, Any] = found.load_file(META, weights_only=is_weights_only(weights_only))
             for wanted in state.keys() - {key} - optimizers.keys():
                 if wanted in rest:
                     state[wanted] = rest.pop(wanted)

@@ -84,6 +84,11 @@ class Capture:
             self._checkpoint = api.Checkpoint(self.tag, self.file_count, session=self.session)
         return self._checkpoint
 
+    def give_up(self, failure: BaseException) -> None:
+        """Gives the checkpoint up: the framework's own routine has failed, so it will not be committed."""
+        if self._checkpoint is not None:
+            self._checkpoint._give_up(f"the save failed: {failure!r:.400}")
+
     def name_of(self, path: Any) -> str | None:
         """Returns the name of a file below the staging directory, relative to it. None: the target is elsewhere."""
         if not isinstance(path, (str, os.PathLike)):
@@ -190,13 +195,19 @@ def _put_back() -> None:
 
 @contextlib.contextmanager
 def captured(capture: Capture) -> Iterator[Capture]:
-    """Redirects the writers on this thread into `capture` until the block ends. Blocks may be nested, and threads may have one each."""
+    """Redirects the writers on this thread into `capture` until the block ends. Blocks may be nested, and threads may have one each.
+
+    An exception gives the checkpoint up.
+    """
     thread = threading.get_ident()
     with _lock:
         _replace()
         _captures.setdefault(thread, []).append(capture)
     try:
         yield capture
+    except BaseException as failure:
+        capture.give_up(failure)
+        raise
     finally:
         with _lock:
             _captures[thread].remove(capture)

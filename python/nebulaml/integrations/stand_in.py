@@ -7,7 +7,10 @@ from typing import Any, NoReturn
 from .._session import config
 from ..errors import NebulaNotFound
 
-__all__ = ["StandIn", "text_for"]
+__all__ = ["StandIn", "is_one", "text_for"]
+
+_BEGIN = "this file is only a placeholder for"
+_HEAD_BYTES = 4096  # of a file, in which a stand-in has that text
 
 
 class StandIn(str):
@@ -24,10 +27,16 @@ def text_for(tag: str, name: str, persist_path: str | None) -> str:
     """Returns the text of a stand-in file. ``persist_path``: the storage path of the real file; None: it is in memory only."""
     if persist_path is None:
         return (
-            f"this file is only a placeholder for {name!r} of checkpoint {tag!r}, which is in the memory of the machine that saved it: give "
+            f"{_BEGIN} {name!r} of checkpoint {tag!r}, which is in the memory of the machine that saved it: give "
             "nebulaml.init a persistent_storage_path, and read that directory"
         )
     return (
-        f"this file is only a placeholder for {name!r} of checkpoint {tag!r}: its values are under {config.shown(persist_path)}, from the "
+        f"{_BEGIN} {name!r} of checkpoint {tag!r}: its values are under {config.shown(persist_path)}, from the "
         f"moment when the checkpoint is durable (nebulaml.flush_persistence waits for that). Read that directory instead, with tag={tag!r}"
     )
+
+
+def is_one(path: str) -> bool:
+    """Returns True if the file at this path is a stand-in file. It runs no code of the file."""
+    with open(path, "rb") as file:
+        return _BEGIN.encode() in file.read(_HEAD_BYTES)

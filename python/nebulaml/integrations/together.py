@@ -22,6 +22,7 @@ __all__ = ["await_all", "find", "flush", "from_rank_0", "key_of", "load_file", "
 log = logging.getLogger("nebulaml")
 
 WAIT_S = 60.0  # for storage, between two collectives: a process group does not wait much longer than 10 minutes
+OTHERWISE = "No rank loads it: start the job again"
 
 T = TypeVar("T")
 
@@ -140,8 +141,8 @@ def _with_key(found: api.Checkpoint | None) -> tuple[api.Checkpoint | None, tupl
     return found, None if found is None else key_of(found)
 
 
-def on_all(look: Callable[[], T]) -> T:
-    """Returns what look() returns here. If it fails on some rank, it raises on all."""
+def on_all(look: Callable[[], T], otherwise: str = OTHERWISE) -> T:
+    """Returns what look() returns here. If it fails on some rank, it raises on all. otherwise: the end of the error of the other ranks."""
     result: Any = None
     failure: Exception | None = None
     try:
@@ -149,7 +150,7 @@ def on_all(look: Callable[[], T]) -> T:
     except Exception as error:
         failure = error
     try:
-        _raise_any("" if failure is None else f"{type(failure).__name__}: {failure}")
+        _raise_any("" if failure is None else f"{type(failure).__name__}: {failure}", otherwise)
     except NebulaError as of_some_rank:
         raise failure or of_some_rank from None
     return result  # type: ignore[no-any-return]
@@ -178,10 +179,10 @@ def load_file(path: str, load: Callable[[], T], is_alone: bool) -> T:
     return result  # type: ignore[no-any-return]
 
 
-def _raise_any(problem: str) -> None:
+def _raise_any(problem: str, otherwise: str = OTHERWISE) -> None:
     for rank, one in enumerate(_of_all(problem)):
         if one:
-            raise NebulaStorageError(f"rank {rank}: {one}. No rank loads it: start the job again")
+            raise NebulaStorageError(f"rank {rank}: {one}. {otherwise}")
 
 
 def _difference(path: str, here: str, expected: str) -> str:

@@ -240,15 +240,24 @@ class _Wandb:
         self._run.define_metric("nebula/step")
         self._run.define_metric("nebula/*", step_metric="nebula/step")
         self._last = int(self._run.step) - 1  # the last step that W&B has of a resumed run; offline: -1
+        self._named: set[str] | None = None  # what W&B has of that step; None: an earlier process has ended its row
+        self._versions: collections.deque[dict[str, float]] = collections.deque(maxlen=1000)  # that have no row yet
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         if step > self._last:  # W&B takes only growing steps
-            self._last = step
-            of_version = {"nebula/step": step} if any(name.startswith("nebula/") for name in values) else {}
-            self._run.log({**values, **of_version}, step=step)
+            if self._named is not None and self._versions:  # a row of its own would have the number of the next step
+                self._run.log(self._versions.popleft(), step=self._last)
+            self._last, self._named = step, set()
+        if step < self._last or self._named is None:
+            return
+        new = {name: value for name, value in values.items() if name not in self._named}
+        if new:
+            self._named |= new.keys()
+            of_version = {"nebula/step": step} if any(name.startswith("nebula/") for name in new) else {}
+            self._run.log({**new, **of_version}, step=step)
 
     def version(self, step: int, values: Mapping[str, float], facts: Mapping[str, Any]) -> None:
-        self._run.log({**values, "nebula/step": step})
+        self._versions.append({**values, "nebula/step": step})
         if facts["state"] == "durable" and facts["path"]:
             self._run.log_artifact(self._artifact(facts), aliases=["latest", re.sub("[/:]", "-", facts["tag"])])
 
@@ -278,6 +287,8 @@ class _Wandb:
                 self._run.use_artifact(self._artifact(origin))
 
     def close(self) -> None:
+        while self._versions:
+            self._run.log(self._versions.popleft())
         if self._is_ours:
             self._run.finish()
 

@@ -233,7 +233,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _PlainUnpickler(_Unpickler):
-    """Loads tensors in plain containers. It reaches nothing else, and builds no object that has read the values of a tensor."""
+    """Loads tensors in plain containers. It reaches nothing else, and builds no object that has read the values of a tensor.
+
+    A function that rebuilds tensors may also be a value of the file: torch's own loader gives torch's.
+    """
 
     _is_fit = staticmethod(_nebula.pickle_is_modest)
 
@@ -241,6 +244,7 @@ class _PlainUnpickler(_Unpickler):
         if not self._is_fit(content):
             raise NotPlain("a memo that is larger than the pickle, or opcodes that torch does not know")
         super().__init__(records, content, map_location)
+        self._functions: list[weakref.ref[_Rebuild]] = []
         self._uploads = uploading.Uploads(map_location) if records.is_whole else None
 
     def _stored(self, key: str, size: int, location: Any) -> Any:
@@ -254,13 +258,19 @@ class _PlainUnpickler(_Unpickler):
 
     def load(self) -> Any:
         found = super().load()
+        self.memo = {}
+        if any(function() is not None for function in self._functions):
+            raise NotPlain("a function as a value")
         if self._uploads is not None:
             self._uploads.run()
         return found
 
     def find(self, module: str, name: str) -> Any:
         found = _plain(module, name)
-        return self._rebuild(name, found) if isinstance(found, _Rebuild) else found
+        if isinstance(found, _Rebuild):
+            found = self._rebuild(name, found)
+            self._functions.append(weakref.ref(found))
+        return found
 
     def _rebuild(self, name: str, function: _Rebuild) -> _Rebuild:
         """Returns the function that rebuilds a tensor, in place of torch's of that name."""
@@ -278,27 +288,6 @@ def _plain(module: str, name: str) -> Any:
     if found is torch.Size or isinstance(found, torch.dtype):
         return found
     raise NotPlain(f"{module}.{name}")
-
-
-class _TrustedUnpickler(_PlainUnpickler):
-    """Loads the same from a trusted file, in which a function that rebuilds tensors may also be a value."""
-
-    def __init__(self, records: _Records, content: bytes, map_location: Any) -> None:
-        super().__init__(records, content, map_location)
-        self._functions: list[weakref.ref[_Rebuild]] = []
-
-    def find(self, module: str, name: str) -> Any:
-        found = super().find(module, name)
-        if isinstance(found, _Rebuild):
-            self._functions.append(weakref.ref(found))
-        return found
-
-    def load(self) -> Any:
-        found = super().load()
-        self.memo = {}
-        if any(function() is not None for function in self._functions):
-            raise NotPlain("a function as a value")
-        return found
 
 
 class _SafeUnpickler(_PlainUnpickler):
@@ -343,7 +332,6 @@ class _LazyUnpickler(_PlainUnpickler):
 
     def load(self) -> Any:
         found = super().load()
-        self.memo = {}
         self._storages = {}
         if any(handle() is not None for handle in self._handles):
             raise NotPlain("a storage as a value")
@@ -351,10 +339,6 @@ class _LazyUnpickler(_PlainUnpickler):
 
 
 class _LazySafe(_LazyUnpickler, _SafeUnpickler):
-    pass
-
-
-class _LazyTrusted(_LazyUnpickler, _TrustedUnpickler):
     pass
 
 
@@ -469,7 +453,7 @@ def read(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, 
     """Returns the object of a trusted file. Storages of more than ``own_bytes`` lie in the map."""
     if own_bytes != ALL_BYTES:  # of most files: faster, and onto a device by several streams
         with contextlib.suppress(NotPlain):
-            return _read_plain(_TrustedUnpickler, mapped, map_location, storage, is_whole=True, own_bytes=own_bytes)
+            return _read_plain(_PlainUnpickler, mapped, map_location, storage, is_whole=True, own_bytes=own_bytes)
     try:
         found = _unpickled(_Unpickler, mapped, map_location, storage, is_whole=True, own_bytes=own_bytes)
     except _Unusual:
@@ -505,7 +489,7 @@ def read_lazily(mapped: _nebula.Map, map_location: Any, storage: torch.UntypedSt
     """Does what read() does, or read_weights(), with tensors of lazy.py. Raises NotPlain if the file holds more than these can be."""
     reads: list[_Read] = []
     file = lazy.File(mapped, storage)
-    found = _read_plain(_LazySafe if is_safe else _LazyTrusted, mapped, map_location, storage, reads=reads, file=file)
+    found = _read_plain(_LazySafe if is_safe else _LazyUnpickler, mapped, map_location, storage, reads=reads, file=file)
     mapped.read([(offset, size, address) for offset, size, address in _parts(reads) if address != storage.data_ptr() + offset])
     return found
 

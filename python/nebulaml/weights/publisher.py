@@ -366,17 +366,24 @@ class Publisher:
 
 
 def publish(model: Any, path: str | os.PathLike[str], step: int, **options: Any) -> bool:
-    """Publishes a module's weights, with one ``Publisher`` per path that lives until the program ends. options: those of ``Publisher``."""
+    """Publishes a module's weights, with one ``Publisher`` per path that lives until the program ends.
+
+    options: those of ``Publisher``. Options that a later call does not give stay as they are; if it gives another value, another
+    ``Publisher`` takes the place of the first one, which completes its last publication.
+    """
     key = config.clean_path(os.fspath(path)) or ""
-    found = _publishers.get(key)
-    if found is None or found[0] is not model:
-        if found is not None:
-            found[1].close()
-        found = _publishers[key] = (model, Publisher(model, path, **options))
-    return found[1].publish(step)
+    known, publisher, given = _publishers.get(key, (None, None, {}))
+    wanted = {**given, **options} if known is model else options
+    if publisher is None or known is not model or wanted != given:
+        if publisher is not None:
+            del _publishers[key]
+            publisher.close()
+        publisher = Publisher(model, path, **wanted)
+        _publishers[key] = (model, publisher, wanted)
+    return publisher.publish(step)
 
 
-_publishers: dict[str, tuple[Any, Publisher]] = {}
+_publishers: dict[str, tuple[Any, Publisher, dict[str, Any]]] = {}
 _living: weakref.WeakSet[Publisher] = weakref.WeakSet()
 
 

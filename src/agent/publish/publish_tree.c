@@ -273,8 +273,8 @@ static enum nebula_status join(const struct job *job, const struct publish *publ
                         write_label(job, publish, publish->path, error);
 }
 
-/* Replaces the directory at the path. It swaps names with staging, so that the path always exists. If the file
- * system cannot swap, the old directory is moved aside first. */
+/* Replaces the directory or the file at the path. It swaps names with staging, so that the path always exists. If the file
+ * system cannot swap, the old one is moved aside first. */
 static int replace(const struct publish *publish)
 {
         char old[PUBLISH_PATH_MAX];
@@ -303,9 +303,19 @@ enum nebula_status publish_move_directory(const struct job *job, const struct pu
                 result = os_make_dirs(parent, PUBLISH_DIRECTORY_MODE);
         if (!result)
                 result = publish->replaces ? replace(publish) : os->rename(publish->staging, publish->path);
+        if (result == -ENOTDIR) /* a file is there */
+                result = replace(publish);
         if (result == -ENOTEMPTY || result == -EEXIST)
                 return join(job, publish, error);
         return result ? publish_fail(error, "make a directory of", publish->path, result) : NEBULA_OK;
+}
+
+/* Whether what was at the path is at staging now. */
+static bool has_swapped(const struct publish *publish)
+{
+        struct os_stat stat;
+
+        return publish->replaces || (!os->stat(publish->staging, false, &stat) && stat.kind != OS_KIND_DIRECTORY);
 }
 
 enum nebula_status publish_finish_directory(const struct publish *publish, struct nebula_error *error)
@@ -316,7 +326,7 @@ enum nebula_status publish_finish_directory(const struct publish *publish, struc
         own_name(publish->path, publish, SET_ASIDE, old);
         if (!result)
                 result = os_remove_tree(old);
-        if (!result && publish->replaces) { /* the old directory, which is now at staging */
+        if (!result && has_swapped(publish)) {
                 result = os->rename(publish->staging, old);
                 result = result == -ENOENT ? 0 : result ? result : os_remove_tree(old);
         }

@@ -461,6 +461,28 @@ static void links_and_empty_directories_join_a_directory_that_is_there(void)
         end();
 }
 
+/* The file stays until then. */
+static void a_directory_takes_the_place_of_a_file_when_it_is_whole(void)
+{
+        struct version *version;
+        struct os_stat stat;
+
+        for (int restarts = 0; restarts < 2; restarts++) {
+                begin();
+                stage(at("staging"), "a");
+                put_text(at("1"), "full");
+                version = bench_version(&bench, "a", 1, 2);
+                REQUIRE(version && !ask(&bench, version, "", at("1"), at("staging")) && work(&bench, 9));
+                CHECK(!os->stat(at("1"), false, &stat) && stat.kind == OS_KIND_FILE);
+                REQUIRE(!bench_persist(&bench, version));
+                if (restarts)
+                        next_agent();
+                CHECK(work(&bench, 9) && look_directory(at("1"), seeds) == 'a' && debris_in(out) == 0);
+                CHECK(os->stat(at("staging"), false, &stat) == -ENOENT);
+                end();
+        }
+}
+
 static void a_replaced_published_file_is_not_found(void)
 {
         struct version *version;
@@ -852,6 +874,7 @@ TAP_MAIN(TEST(only_clean_absolute_paths_and_known_files_are_taken), TEST(neither
          TEST(a_file_system_that_may_hang_is_not_looked_at_with_the_lock),
          TEST(a_file_that_appears_between_the_look_and_the_lock_is_found),
          TEST(links_and_empty_directories_join_a_directory_that_is_there),
+         TEST(a_directory_takes_the_place_of_a_file_when_it_is_whole),
          TEST(a_replaced_published_file_is_not_found),
          TEST(a_handle_finds_files_that_a_later_writing_carried_over_and_not_those_that_it_replaced),
          TEST(a_file_appears_although_a_later_writing_that_has_carried_it_over_was_durable_first),
