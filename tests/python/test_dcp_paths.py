@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import pickle
@@ -51,6 +52,24 @@ def test_two_directories_in_one_process(place):
     found = state(0)
     dcp.load(found, checkpoint_id=two)  # torch's own reader
     same(found, 20)
+
+
+@pytest.mark.skipif("use_collectives" not in inspect.signature(dcp.save).parameters, reason="this torch has no metadata of ranks")
+def test_metadata_of_an_earlier_save_of_the_other_kind_counts_for_nothing(place):
+    def save_alone(value):
+        dcp.save({"pad": torch.zeros(4096), **state(value)}, storage_writer=NebulaStorageWriter(place.storage / "step1"), use_collectives=False)
+
+    for forgets in (False, True):
+        save(place.storage / "step1", 1)
+        save_alone(2)
+        if forgets:
+            assert nm.flush_persistence()
+            place.lose_memory()
+        same(load(place.storage / "step1"), 2)
+        save(place.storage / "step1", 3)
+        same(load(place.storage / "step1"), 3)
+        with pytest.raises(nm.NebulaNotFound, match="metadata of 'step1' is that of an earlier save"):
+            NebulaStorageReader(place.storage / "step1").read_metadata(rank=0)
 
 
 def test_a_save_in_the_background_by_one_process(place):

@@ -108,7 +108,11 @@ class _NebulaFiles:
         """Returns what distinguishes this version from others, on all nodes."""
         return together.key_of(self._checkpoint)
 
-    def read_bytes(self, name: str) -> bytes:
+    def read_metadata(self, name: str) -> bytes:
+        """Returns a file of metadata. A save that wrote the other kind has taken over this one, which names places in older files."""
+        written = {one["name"]: one["sequence"] for one in self._checkpoint._report().get("files", []) if one["name"].endswith(METADATA)}
+        if name in written and written[name] < max(written.values()):
+            raise NebulaNotFound(f"{name} of {self._checkpoint.tag!r} is that of an earlier save: the last one has written other metadata")
         return bytes(self._checkpoint.read_bytes(name))
 
     def fetching(self, size: int) -> contextlib.AbstractContextManager[None]:
@@ -150,7 +154,7 @@ class _PlainFiles:
             raise NebulaCorrupt(f"checkpoint metadata name {name!r}, which lies outside {self._folder}: not read")
         return os.path.join(self._folder, name)
 
-    def read_bytes(self, name: str) -> bytes:
+    def read_metadata(self, name: str) -> bytes:
         with open(self._path(name), "rb") as file:
             return file.read()
 
@@ -220,7 +224,7 @@ class NebulaStorageReader(StorageReader):
         """Returns the metadata of all ranks, or of one `rank`. torch asks for those of a rank if there are none of all."""
         rank = kwargs.get("rank")
         name = METADATA if rank is None else f"__{rank}{METADATA}"
-        content = self._open().read_bytes(name)
+        content = self._open().read_metadata(name)
         try:
             metadata = _MetadataUnpickler(io.BytesIO(content)).load()
         except (NebulaError, MemoryError):
