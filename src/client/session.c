@@ -230,6 +230,7 @@ static enum nebula_status leave_parent(nebula_session *session, struct client_se
         if (status != NEBULA_OK) {
                 lock_take(&session->settings_lock);
                 session->settings.hello = before;
+                take_variables(session, settings); /* back */
                 lock_give(&session->settings_lock);
         }
         return status;
