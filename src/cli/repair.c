@@ -101,8 +101,12 @@ void repair_version(struct store *store, const struct manifest *manifest, struct
         json_array_foreach(documents, i, one)
                 is_whole = is_whole && check_ok(one);
         json_array_foreach(files, i, one) {
-                const char *source = check_ok(one) ? NULL : repair_file(store, manifest, from, json_string_value(json_object_get(one, "name")));
+                const char *name = json_string_value(json_object_get(one, "name"));
+                const char *source = check_ok(one) ? NULL : repair_file(store, manifest, from, name);
 
+                if (!source && !check_ok(one))
+                        cli_complain("%s of %s is not repaired: memory has no sound copy of it, %s%s", name, manifest->tag,
+                                     from ? "and neither has " : "and no --from names a storage that has one", from ? from->root : "");
                 if (source) {
                         json_object_set_new(one, "ok", json_true());
                         json_object_set_new(one, "damage", json_array());
