@@ -47,7 +47,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: soak partition mutants docs wheels deb spack conda cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest newest test-suites bench bench-first bench-peaks bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-publish bench-recover bench-jax bench-mpi bench-mlperf bench-stores faults-long nightly affected asan asan-build tsan lint units clean distclean environments setup setup-test analyze coverage
+.PHONY: soak partition mutants docs wheels deb spack conda cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest newest test-suites bench bench-first bench-peaks bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-publish bench-recover bench-jax bench-mpi bench-mlperf bench-stores faults-long nightly affected asan asan-build tsan lint units clean distclean environments servers setup setup-test analyze coverage
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -205,15 +205,17 @@ coverage: setup-test
 
 # In order, so that what is quick to fail comes first. The C tests are built and run once, with the sanitizers, except for those on emulators, whose
 # servers take the time, and those of the suite `large`, which would take minutes: `make units` runs all without, and compiles them with the warnings of
-# gcc, and `make nightly` runs all with the sanitizers. The frameworks are fetched while the C half is built and tested, which the network decides. The
-# package, whose own environment theirs see, is built after that. The tests on emulators wait most of their time, so the tests in Python run beside them.
+# gcc, and `make nightly` runs all with the sanitizers. The frameworks and, beside them, the servers are fetched while the C half is built and tested, which
+# the network decides. The package, whose own environment theirs see, is built after that. The tests on emulators wait most of their time, so the tests in
+# Python run beside them.
 environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
+servers:
 	@scripts/azurite.sh install || test $$? = 77
 	@scripts/moto.sh install
 	@scripts/studio.sh browser || test $$? = 77
 LARGE := tests/unit/client_test tests/unit/sleeping_test tests/unit/store/large_manifest_test
 test: setup-test
-	@log=$$(mktemp -d); $(MAKE) environments >$$log/fetched 2>&1 & fetching=$$!; stores=; \
+	@log=$$(mktemp -d); { $(MAKE) servers & servers=$$!; $(MAKE) environments && wait $$servers; } >$$log/fetched 2>&1 & fetching=$$!; stores=; \
 	trap 'kill $$fetching $$stores 2>/dev/null || true; rm -rf $$log' EXIT; \
 	scripts/lint.sh; \
 	TARGETS="all $(LARGE)" scripts/build.sh build; \
