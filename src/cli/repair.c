@@ -105,8 +105,8 @@ void repair_version(struct store *store, const struct manifest *manifest, struct
                 const char *source = check_ok(one) ? NULL : repair_file(store, manifest, from, name);
 
                 if (!source && !check_ok(one))
-                        cli_complain("%s of %s is not repaired: memory has no sound copy of it, %s%s", name, manifest->tag,
-                                     from ? "and neither has " : "and no --from names a storage that has one", from ? from->root : "");
+                        cli_complain("%s of %s was not repaired from memory%s%s", name, manifest->tag,
+                                     from ? ", nor from " : "; --from names another storage that has it", from ? from->root : "");
                 if (source) {
                         json_object_set_new(one, "ok", json_true());
                         json_object_set_new(one, "damage", json_array());

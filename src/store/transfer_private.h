@@ -5,7 +5,7 @@
 #include "store/record.h"
 #include "store/transfer.h"
 
-/* What the caller does meanwhile. */
+/* The functions of the caller that a transfer calls. */
 struct transfer_pulse {
         /* Between two chunks, on any thread, so that the destination's sweep does not take a long copy for debris. */
         void (*beat)(void *argument);

@@ -120,7 +120,7 @@ def test_damaged_files_are_repaired_from_another_storage(run, four, each_storage
     assert run("verify", "--all", "--path", four).returncode == 1
     alone = run("verify", "--all", "--repair", "--path", four)
     assert alone.returncode == 1, "no source is named, and no agent runs"
-    assert alone.stderr.count("is not repaired: memory has no sound copy of it, and no --from names a storage that has one") == 4
+    assert alone.stderr.count("was not repaired from memory; --from names another storage that has it") == 4
     told = json.loads(run("verify", four, "--every", "7d", "--repair", "--from", each_storage, "--json").stdout)
     assert told["ok"] and sum("repaired" in file for version in told["versions"] for file in version["files"]) == 4
     assert {name: (four / name).read_bytes() for name in files} == sound
@@ -130,7 +130,7 @@ def test_damaged_files_are_repaired_from_another_storage(run, four, each_storage
     spoil(other / files[0])  # a source that is damaged, too, is no source
     spoil(four / files[0])
     in_vain = run("verify", "global_step1", "--repair", "--from", other, "--path", four)
-    assert in_vain.returncode == 1 and f"memory has no sound copy of it, and neither has {other}" in in_vain.stderr
+    assert in_vain.returncode == 1 and f"was not repaired from memory, nor from {other}" in in_vain.stderr
 
 
 # fault (Storage): A manifest or a record has rotted in storage, and another storage has the version.
