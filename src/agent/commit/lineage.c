@@ -1,6 +1,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "agent/commit/ancestry.h"
 #include "agent/commit/carry_over.h"
 #include "agent/commit/commit.h"
 #include "agent/commit/lineage.h"
@@ -56,19 +57,23 @@ static void compare(struct head *head, const char *tag, uint64_t sequence, const
                 *head = (struct head){ entry, run, tag };
 }
 
+static bool is_of_newest_run(const struct version *version)
+{
+        return version->ancestry->beginning == version->job->runs->beginning;
+}
+
 /* Looks at versions that were committed before `version` only. A later call may find newer ones than `version`. The versions in storage came
  * before each version of the newest run, also if a clock says otherwise. */
 static struct head find_head(const struct version *version)
 {
         const struct job *job = version->job;
-        bool is_of_newest = version->ancestry->beginning == job->runs->beginning;
         struct head head = { 0 };
 
         for (const struct version *other = job->versions; other; other = other->next)
                 if (other != version && !other->is_gone && other->sequence && (!version->sequence || other->sequence < version->sequence) &&
                     (other->stored || other->is_remote || (other->in_memory && (lifecycle_complete(other->life.state) || other->failed_by_storage))))
                         compare(&head, other->tag, other->sequence, &other->line, other->run);
-        if (job->known.newest.what[0] && (is_of_newest || !version->sequence)) {
+        if (job->known.newest.what[0] && (is_of_newest_run(version) || !version->sequence)) {
                 const struct manifest *manifest = job->known.newest.what[0];
 
                 compare(&head, manifest->tag, manifest->sequence, &manifest->line, manifest->run);
@@ -147,13 +152,14 @@ int64_t lineage_goes_back(const struct version *version)
         return version->base.read_at && version->base.step < version->step ? version->base.step : version->step - 1;
 }
 
-/* Several nodes may report it for versions that were saved before the first of these was committed. */
+/* Several nodes may report it for versions that were saved before the first of these was committed. An earlier run may have gone back to the
+ * same step; the newest run then goes back once more. */
 static bool has_gone_back(const struct head *head, const struct version *version, int64_t after)
 {
         const struct line *line = head->entry.line;
 
         return is_own(head, version) && line && line->count && line->forks[line->count - 1].after == after &&
-               version->base.read_at < line_began(line);
+               version->base.read_at < line_began(line) && (!is_of_newest_run(version) || line_began(line) >= ancestry_begun(version->job));
 }
 
 void lineage_find(const struct version *version, uint64_t sequence, int64_t after, struct line *ret_line)

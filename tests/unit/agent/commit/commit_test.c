@@ -1317,6 +1317,26 @@ static void a_run_that_goes_back_to_an_abandoned_version_continues_the_line_of_t
         bench_done(&bench, true);
 }
 
+/* Nobody has read a version: each run begins anew, and saves a later step first. */
+static void a_run_goes_back_to_the_step_to_which_the_run_before_it_went_back(void)
+{
+        struct version *version = NULL;
+        struct bench bench;
+        uint64_t began = 0;
+
+        bench_init(&bench, NULL, "");
+        for (unsigned i = 0; i < 2; i++) {
+                strcpy(bench.session.run, i ? "b" : "a");
+                ancestry_begin(bench.job, bench.session.run);
+                REQUIRE(bench_version(&bench, i ? "global_step3" : "global_step2", 1 + 2 * i, 0));
+                version = bench_version(&bench, "global_step1", 2 + 2 * i, 0);
+                REQUIRE(version && version->line.count == 1 && version->line.forks[0].after == 0);
+                CHECK(line_began(&version->line) > began);
+                began = line_began(&version->line);
+        }
+        bench_done(&bench, true);
+}
+
 /* The ledger of lost time needs it. */
 static void a_version_says_when_the_trainers_before_it_ended(void)
 {
@@ -1469,6 +1489,7 @@ TAP_MAIN(TEST(the_node_to_which_rank_0_is_connected_leads_before_rank_0_saves),
          TEST(files_of_a_run_that_was_overtaken_elsewhere_do_not_carry_over),
          TEST(a_version_that_is_saved_while_storage_is_read_waits_for_the_files_that_were_asked_for),
          TEST(a_later_step_of_another_job_in_the_same_storage_begins_no_line),
+         TEST(a_run_goes_back_to_the_step_to_which_the_run_before_it_went_back),
          TEST(a_version_says_when_the_trainers_before_it_ended),
          TEST(a_rank_that_commits_nothing_after_a_counted_version_takes_part_in_the_next),
          TEST(a_rank_that_never_committed_a_counted_version_does_not_hold_up_the_next), TEST(a_late_commit_of_a_counted_version_closes_nothing_in_the_next),
