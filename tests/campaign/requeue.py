@@ -285,7 +285,7 @@ class Model:
         written: list[Writing] = []
         for writing in [*self._unsaved(), *self.saved]:
             stored = self.storage.get(writing.tag)
-            if writing.durable:
+            if writing.durable or writing in self.maybe:
                 continue
             is_leftover = writing not in self.saved
             if is_leftover and (self.has_threads or (stored is not None and stored.run != writing.run and stored not in written)):

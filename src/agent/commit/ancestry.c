@@ -148,6 +148,7 @@ void ancestry_begin(struct job *job, const char *run)
         ancestry_done(job);
         strcpy(job->runs->newest, run);
         job->runs->has_newest = true;
+        job->runs->has_looked = false;
         job->runs->beginning++;
         job->runs->begun_sequence = moment(job);
         job->runs->begun_ns = os->now_ns();
@@ -187,8 +188,9 @@ void ancestry_adopt(struct job *job, const char *run, uint64_t begun)
 
 void ancestry_looked(struct job *job)
 {
-        if (!job->runs->has_newest)
-                return;
+        if (!job->runs->has_newest || job->runs->has_looked)
+                return; /* another run may have gone on since the first look */
+        job->runs->has_looked = true;
         add_versions(job, job->runs->begun_sequence);
         if (os->now_ns() - job->runs->begun_ns < PROMPT_NS)
                 job->runs->begun_sequence = moment(job);

@@ -37,7 +37,7 @@ struct rival {
         char run[IPC_NAME_MAX];
 };
 struct rival *ancestry_rivals(const struct job *job, size_t *ret_count);
-/* Call after storage was scanned for the newest run; job->known is the result. */
+/* Call after each scan of storage; job->known is the result. Only the first one since the newest run began counts. */
 void ancestry_looked(struct job *job);
 /* Call when a session has loaded a version, or has found it before it began its first own one. */
 void ancestry_follow(const struct session *session, const char *run, uint64_t sequence);

@@ -26,6 +26,7 @@ struct gone {
 struct job_runs {
         char newest[IPC_NAME_MAX];
         bool has_newest;
+        bool has_looked;         /* at storage: the runs that it had then came before the newest one */
         uint64_t beginning;      /* number of runs that began here: two runs in a row may have the same name */
         uint64_t begun_sequence; /* the sequence at which the present run began */
         int64_t begun_ns;
