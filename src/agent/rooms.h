@@ -4,7 +4,7 @@
 
 #include "agent/catalogue/room.h"
 
-extern const struct room clients_room, commit_room, memory_room, peers_room, persist_room, publish_room, pulse_room;
+extern const struct room clients_room, commit_room, memory_room, peers_room, persist_room, publish_room, pulse_room, restore_room;
 extern const struct room *const agent_rooms[];
 
 #endif

@@ -150,3 +150,45 @@ for look in newest, lambda: by_tag("x"), nm.checkpoints:
         say(type(failure).__name__, "is gone" in str(failure))
 """)
     assert lines == ["NebulaStorageError True"] * 3
+
+
+RANK = """
+for line in sys.stdin:
+    try:
+        say(has(eval(line)))
+    except nm.NebulaUnavailable as refusal:
+        say("refused:", refusal)
+"""
+
+
+# fault (Storage): While the ranks of one node look for a version one after the other, another node makes a newer one durable.
+# result: All ranks load the version that the first of them has found, as the newest and by tag. If that is gone, a rank is refused another one.
+@pytest.mark.parametrize("look", ["newest()", "by_tag('last')"])
+@pytest.mark.parametrize("tag", ["last", "global_step8"])
+def test_all_ranks_of_a_node_load_the_version_that_the_first_of_them_has_found(nodes, monkeypatch, look, tag):
+    nodes("a").run("save('last', x='A')")
+    with nodes("b").here():
+        for name, value in ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("NEBULA_RUN_ID", "r"):
+            monkeypatch.setenv(name, value)
+        ranks = []
+        for rank in "01":
+            monkeypatch.setenv("RANK", rank)
+            monkeypatch.setenv("LOCAL_RANK", rank)
+            ranks.append(nodes("b").place.trainer(START + RANK, nodes("b").storage, {}, stdin=True))
+
+    def ask(rank):
+        ranks[rank].stdin.write(look + "\n")
+        ranks[rank].stdin.flush()
+        return ranks[rank].stdout.readline().strip()
+
+    for name in "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NEBULA_RUN_ID":
+        monkeypatch.delenv(name)
+    assert ask(0) == "x=A"
+    nodes("a").run(f"newest(); save({tag!r}, x='B')")
+    answers = [ask(1), ask(0), ask(1)]
+    if tag == "last":
+        assert "another rank of this node was given" in answers.pop(0)
+    assert set(answers) == {"x=B" if tag == "last" else "x=A"}
+    for rank in ranks:
+        rank.stdin.close()
+        assert rank.wait(60) == 0

@@ -60,6 +60,7 @@ struct job {
         uint64_t last_sequence; /* the largest of its versions' sequences, in memory and storage. Other jobs have sequences of their own */
         bool may_have_idle; /* some version may have idle_parts */
         bool is_scanned;             /* since this run began. The run before may have been on another node */
+        int64_t scanned_ns;          /* when `known` was listed */
         uint64_t scans_asked;        /* by catalogue_job_ask_storage: a list of storage that began before the last of them is too old */
         bool scan_due;               /* the worker is to list storage */
         bool is_remover;             /* this agent has written the manifest of the newest version: it applies the rules */
@@ -75,6 +76,7 @@ struct job {
         struct job_runs *runs;
         struct job_copies *copies;
         struct job_pulse *pulse;
+        struct job_answers *answers;
         bool history_broken, latest_reported;
         bool spare_due;
         uint32_t late_saves; /* > 0: not long ago, a save began while more versions had to stay in memory than the settings say (memory_policy.c) */

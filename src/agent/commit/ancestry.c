@@ -77,6 +77,11 @@ uint64_t ancestry_begun(const struct job *job)
         return job->runs->has_newest ? job->runs->begun_sequence : 0;
 }
 
+uint64_t ancestry_number(const struct job *job)
+{
+        return job->runs->beginning;
+}
+
 void ancestry_set_unseen(struct job *job, uint64_t sequence)
 {
         job->runs->unseen_after = sequence;
@@ -246,7 +251,7 @@ enum ancestry_order ancestry_compare(const struct version *version, const struct
         return ancestry_covers(version, manifest->run, manifest->sequence) ? ANCESTRY_LATER : ANCESTRY_EARLIER;
 }
 
-static bool is_of_newest(const struct version *version)
+bool ancestry_is_of_newest(const struct version *version)
 {
         const struct job *job = version->job;
 
@@ -260,14 +265,14 @@ void ancestry_set_compared(struct version *version)
 
 bool ancestry_is_compared(const struct version *version)
 {
-        return is_of_newest(version) || version->ancestry->compared == version->job->runs->beginning + 1;
+        return ancestry_is_of_newest(version) || version->ancestry->compared == version->job->runs->beginning + 1;
 }
 
 enum ancestry_order ancestry_note(struct catalogue *catalogue, struct version *version, const struct manifest *manifest)
 {
         enum ancestry_order order = ancestry_compare(version, manifest);
 
-        if (order == ANCESTRY_EARLIER && is_of_newest(version) && strcmp(version->run, manifest->run))
+        if (order == ANCESTRY_EARLIER && ancestry_is_of_newest(version) && strcmp(version->run, manifest->run))
                 order = ANCESTRY_LATER; /* a rival has written the tag: this run still loads its own */
         if (order == ANCESTRY_EARLIER)
                 version_replaced(catalogue, version);

@@ -25,6 +25,8 @@ void ancestry_adopt(struct job *job, const char *run, uint64_t begun);
 const char *ancestry_newest(const struct job *job);
 /* The sequence at which it began; 0: none has. */
 uint64_t ancestry_begun(const struct job *job);
+/* How many runs have begun here. */
+uint64_t ancestry_number(const struct job *job);
 /* Storage could not be read when a trainer took the version of this sequence as the newest; 0: it could. */
 void ancestry_set_unseen(struct job *job, uint64_t sequence);
 /* Call when the version has become that sequence in storage: a later writing of its tag on this node may replace it, whichever run it belongs to. */
@@ -64,6 +66,8 @@ enum ancestry_order ancestry_compare(const struct version *version, const struct
 enum ancestry_order ancestry_note(struct catalogue *catalogue, struct version *version, const struct manifest *manifest);
 /* Notes that storage has no writing of the version's tag that the newest run did not know. */
 void ancestry_set_compared(struct version *version);
+/* Whether the newest run has begun it. */
+bool ancestry_is_of_newest(const struct version *version);
 /* Whether the newest run has compared the version with storage, or has written it. */
 bool ancestry_is_compared(const struct version *version);
 /* NEBULA_INVALID: the version must not replace `manifest`, which is in storage. The error names both runs, and says if the stored one

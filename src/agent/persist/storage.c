@@ -337,6 +337,7 @@ static enum nebula_status scan_once(struct catalogue *catalogue, struct job *job
         struct nebula_error failure = { 0 };
         uint64_t asked;
         bool is_first;
+        int64_t begun_ns = os->now_ns();
         enum nebula_status status;
 
         catalogue_lock(catalogue);
@@ -379,6 +380,7 @@ static enum nebula_status scan_once(struct catalogue *catalogue, struct job *job
         *ret_is_over = asked == job->scans_asked;
         if (*ret_is_over) {
                 job->is_scanned = job->storage->was_scanned = true;
+                job->scanned_ns = begun_ns;
                 carry_over_stored(catalogue, job, is_first);
                 catalogue_signal_job(catalogue, job);
         }

@@ -280,7 +280,7 @@ static enum nebula_status fill_ranges(struct catalogue *catalogue, struct job *j
         for (size_t i = 0; i < count; i++)
                 size += (ranges[i].size + MEMORY_PAGE - 1) / MEMORY_PAGE * MEMORY_PAGE;
         catalogue->memory->wanting++;
-        status = restore_room(catalogue, size, image->chunks->wanted.name, error);
+        status = restore_reserve(catalogue, size, image->chunks->wanted.name, error);
         catalogue->memory->wanting--;
         has_room = !status;
         if (has_room) {

@@ -12,9 +12,11 @@
 #include "agent/peers/replica.h"
 #include "agent/persist/progress.h"
 #include "agent/persist/storage.h"
+#include "agent/restore/answers.h"
 #include "agent/restore/restore_private.h"
 #include "base/error.h"
 #include "image/image.h"
+#include "os/os.h"
 
 #define LOOKS_MAX 100 /* each look after the first is due to a version that memory has lost */
 
@@ -145,14 +147,16 @@ static void fill_found(const struct session *session, const struct version *vers
         strcpy(found->tag, version->tag);
 }
 
-/* Whether the answer from memory needs no look at storage: this run has compared the version, or no storage path is set. A reader that is
- * no trainer of the newest run cannot know what other nodes have written since. */
+/* Whether the answer from memory needs no look at storage: the version is of this run, this run has just compared it, or no storage path is set.
+ * A reader that is no trainer of the newest run cannot know what other nodes have written since. */
 static bool is_known(const struct session *session, const struct version *version)
 {
         const struct job *job = version->job;
 
+        bool is_recent = os->now_ns() - job->scanned_ns < STORAGE_SEARCH_NS; /* a trainer may search long after its run has begun */
+
         return !job->persist_path[0] || (session->role == IPC_ROLE_TRAINER && session->job == job && !strcmp(session->run, ancestry_newest(job)) &&
-                                         ancestry_is_compared(version));
+                                         (ancestry_is_of_newest(version) || (is_recent && ancestry_is_compared(version))));
 }
 
 /* Describes the version that storage has. Lock held. */
@@ -454,8 +458,8 @@ static bool find_once(struct catalogue *catalogue, const struct session *session
         return is_done;
 }
 
-enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
-                                struct ipc_found *ret_found, struct nebula_error *error)
+static enum nebula_status find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
+                               struct ipc_found *ret_found, struct nebula_error *error)
 {
         enum nebula_status status;
 
@@ -463,4 +467,55 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
                 if (find_once(catalogue, session, request, ret_found, &status, error))
                         return status;
         return error_set(error, NEBULA_BUSY, 0, "the checkpoints of %.300s change while they are looked at: ask again", session->job->persist_path);
+}
+
+/* Finds the version that another rank has got. False: it is gone, and no other rank has it. */
+static bool find_given(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request, const struct ipc_found *given,
+                       struct ipc_found *ret_found, enum nebula_status *ret_status, struct nebula_error *error)
+{
+        struct ipc_find exact = *request;
+        const struct version *version;
+        bool is_doubted, is_alone;
+
+        strcpy(exact.tag, given->tag);
+        exact.sequence = given->sequence;
+        *ret_status = find(catalogue, session, &exact, ret_found, error);
+        catalogue_lock(catalogue);
+        version = *ret_status ? NULL : catalogue_version(catalogue, ret_found->version_id);
+        is_doubted = *ret_status == NEBULA_CORRUPT || (version && version->copy != COPY_TRUSTED);
+        if (is_doubted)
+                answers_doubt(session, request);
+        is_alone = *ret_status == NEBULA_NOT_FOUND && answers_forget(session, request);
+        catalogue_unlock(catalogue);
+        if (is_doubted || is_alone)
+                return false;
+        if (*ret_status == NEBULA_NOT_FOUND)
+                *ret_status = error_set(error, NEBULA_UNAVAILABLE, 0, "another rank of this node was given \"%.200s\", which was removed or written again since: "
+                                        "start the job again", given->tag);
+        ret_found->passed_count = given->passed_count;
+        memcpy(ret_found->passed, given->passed, sizeof given->passed);
+        return true;
+}
+
+enum nebula_status restore_find(struct catalogue *catalogue, const struct session *session, const struct ipc_find *request,
+                                struct ipc_found *ret_found, struct nebula_error *error)
+{
+        enum nebula_status status;
+        struct ipc_found given;
+        bool is_shared, is_given, is_settled = false;
+
+        while (!is_settled) {
+                catalogue_lock(catalogue);
+                is_shared = answers_are_shared(session, request);
+                is_given = is_shared && answers_given(session, request, &given);
+                catalogue_unlock(catalogue);
+                if (!is_given)
+                        status = find(catalogue, session, request, ret_found, error);
+                else if (!find_given(catalogue, session, request, &given, ret_found, &status, error))
+                        continue;
+                catalogue_lock(catalogue);
+                is_settled = status || !is_shared || answers_give(session, request, ret_found, is_given);
+                catalogue_unlock(catalogue);
+        }
+        return status;
 }

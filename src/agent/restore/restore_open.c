@@ -27,7 +27,7 @@
 #define READING_BYTES_PER_S (4u << 20)
 #define ROOM_LOOK_MS 500 /* a thread that returns pages signals that */
 
-enum nebula_status restore_room(struct catalogue *catalogue, uint64_t bytes, const char *name, struct nebula_error *error)
+enum nebula_status restore_reserve(struct catalogue *catalogue, uint64_t bytes, const char *name, struct nebula_error *error)
 {
         bool named;
 
@@ -64,7 +64,7 @@ static enum nebula_status new_image(struct catalogue *catalogue, const char *nam
 
         catalogue_lock(catalogue);
         catalogue->memory->wanting++;
-        status = restore_room(catalogue, capacity, name, error);
+        status = restore_reserve(catalogue, capacity, name, error);
         catalogue->memory->wanting--;
         catalogue_unlock(catalogue);
         if (status)

@@ -1,6 +1,7 @@
 /*
  * restore_private.h - shared by the files behind restore.h.
  *
+ *      answers.c         one answer for all ranks of a node
  *      restore_find.c    finding a version: memory, peers and storage
  *      restore_stored.c  the search in storage
  *      restore_open.c    handing out whole files
@@ -51,7 +52,7 @@ enum nebula_status restore_record(struct store *store, const struct wanted *want
                                   struct nebula_error *error);
 enum nebula_status restore_gone(const char *tag, struct nebula_error *error);
 /* Reserves bytes of the budget. Waits for pages that are being given back. Lock held. */
-enum nebula_status restore_room(struct catalogue *catalogue, uint64_t bytes, const char *name, struct nebula_error *error);
+enum nebula_status restore_reserve(struct catalogue *catalogue, uint64_t bytes, const char *name, struct nebula_error *error);
 /* Opens an image for a client. Drops the lock meanwhile. The image serves no save from here on. */
 enum nebula_status restore_lend(struct catalogue *catalogue, struct image *image, int *ret_fd, struct nebula_error *error);
 

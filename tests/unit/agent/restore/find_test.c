@@ -538,7 +538,115 @@ static void an_agent_does_not_grow_with_the_versions_that_a_reader_follows(void)
         shelf_done(&shelf);
 }
 
-TAP_MAIN(TEST(a_handle_leads_to_no_other_writing_of_its_tag),
+static int64_t hours;
+
+static int64_t now_in_hours(void)
+{
+        return os_linux.now_ns() + hours * 3600 * SECOND_NS;
+}
+
+/* The step that a rank of the present run finds; -1: none, -2: it is refused. */
+static int64_t rank_finds(struct shelf *shelf, uint32_t rank, const char *tag)
+{
+        struct ipc_find find = { 0 };
+        struct ipc_found found;
+        enum nebula_status status;
+
+        shelf->other.rank = rank;
+        strcpy(find.tag, tag);
+        status = restore_find(&shelf->bench.catalogue, &shelf->other, &find, &found, &shelf->bench.error);
+        return !status ? found.step : status == NEBULA_UNAVAILABLE ? -2 : -1;
+}
+
+static void begin_run(struct shelf *shelf, const char *run)
+{
+        strcpy(shelf->other.run, run);
+        catalogue_lock(&shelf->bench.catalogue);
+        ancestry_begin(shelf->bench.job, run);
+        catalogue_unlock(&shelf->bench.catalogue);
+}
+
+/* Another node makes it durable. */
+static void write_elsewhere(struct shelf *shelf, const char *tag)
+{
+        struct bench bench;
+        struct version *version;
+
+        bench_init(&bench, NULL, shelf->storage);
+        if (storage_scan(&bench.catalogue, bench.job, &bench.error) || !(version = bench_version(&bench, tag, 7, 0)) || bench_persist(&bench, version))
+                abort();
+        bench_done(&bench, true);
+}
+
+/* Other nodes write while the ranks of this one look. */
+static void all_ranks_of_a_node_get_one_answer(void)
+{
+        struct os_table table = *os;
+        const struct os_table *real = os;
+        struct version *version;
+        struct shelf shelf;
+
+        shelf_init(&shelf, 1);
+        shelf.other.role = IPC_ROLE_TRAINER;
+        shelf.other.world = shelf.bench.job->settings.local_world = 2;
+        table.now_ns = now_in_hours;
+        os = &table;
+        begin_run(&shelf, "r1");
+        CHECK(rank_finds(&shelf, 0, "") == 1 && rank_finds(&shelf, 0, "step2") == -1);
+        write_elsewhere(&shelf, "step2");
+        hours++;
+        CHECK(rank_finds(&shelf, 0, "") == 1); /* rank 1 has not asked yet */
+        CHECK(rank_finds(&shelf, 1, "") == 1 && rank_finds(&shelf, 1, "step2") == 2 && rank_finds(&shelf, 0, "step2") == 2);
+        CHECK(rank_finds(&shelf, 0, "") == 1);
+        hours++;
+        CHECK(rank_finds(&shelf, 1, "") == 2 && rank_finds(&shelf, 0, "") == 2); /* a new question */
+        write_elsewhere(&shelf, "step3");
+        begin_run(&shelf, "r2");
+        CHECK(rank_finds(&shelf, 1, "") == 3 && rank_finds(&shelf, 0, "") == 3);
+
+        begin_run(&shelf, "r3");
+        CHECK(rank_finds(&shelf, 0, "step3") == 3);
+        write_elsewhere(&shelf, "step3");
+        CHECK(rank_finds(&shelf, 1, "step3") == -2 && strstr(shelf.bench.error.message, "start the job again"));
+        CHECK(rank_finds(&shelf, 0, "step3") == 3); /* no other rank had the one before */
+        CHECK(rank_finds(&shelf, 1, "step3") == 3);
+
+        begin_run(&shelf, "r4");
+        CHECK(rank_finds(&shelf, 0, "") == 3);
+        catalogue_lock(&shelf.bench.catalogue);
+        for (version = shelf.bench.job->versions; version; version = version->next)
+                if (!strcmp(version->tag, "step3"))
+                        version_judge_copy(&shelf.bench.catalogue, version, false, "a reader has found damage");
+        catalogue_unlock(&shelf.bench.catalogue);
+        write_elsewhere(&shelf, "step4");
+        CHECK(rank_finds(&shelf, 1, "") == 4 && rank_finds(&shelf, 0, "") == 4);
+        os = real;
+        shelf_done(&shelf);
+}
+
+/* Its run has looked at storage when it began. */
+static void a_trainer_that_searches_late_finds_what_another_node_has_made_durable_since(void)
+{
+        struct os_table table = *os;
+        const struct os_table *real = os;
+        struct shelf shelf;
+
+        shelf_init(&shelf, 1);
+        shelf.other.role = IPC_ROLE_TRAINER;
+        REQUIRE(bench_version(&shelf.bench, "step2", 1, 0));
+        begin_run(&shelf, "r1");
+        table.now_ns = now_in_hours;
+        os = &table;
+        hours = 0;
+        CHECK(!storage_scan(&shelf.bench.catalogue, shelf.bench.job, &shelf.bench.error) && rank_finds(&shelf, 0, "") == 2);
+        write_elsewhere(&shelf, "step3");
+        hours++;
+        CHECK(rank_finds(&shelf, 0, "") == 3);
+        os = real;
+        shelf_done(&shelf);
+}
+
+TAP_MAIN(TEST(a_trainer_that_searches_late_finds_what_another_node_has_made_durable_since), TEST(all_ranks_of_a_node_get_one_answer), TEST(a_handle_leads_to_no_other_writing_of_its_tag),
          TEST(a_handle_that_only_began_its_tag_leads_to_the_one_before),
          TEST(a_tag_that_was_removed_and_written_again_with_its_number_is_another_one),
          TEST(a_version_that_is_removed_while_it_is_looked_at_is_not_found),
