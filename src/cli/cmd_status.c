@@ -33,7 +33,8 @@ struct status {
         json_t *history;          /* of the versions that the agent knows; NULL: not asked */
         struct versions versions; /* has_versions */
         bool has_versions;
-        struct nebula_error storage_error; /* why storage could not be read; NEBULA_INVALID: no storage path is known */
+        struct nebula_error storage_error; /* why storage could not be read */
+        bool has_path;            /* the caller has named one: if it is no path, that is an error */
         struct nebula_error agent_error; /* set if an agent runs and does not answer */
         size_t read, of;          /* tags in storage that were looked at; of 0: all */
         bool is_same;             /* the caller has the versions already */
@@ -50,6 +51,7 @@ static void status_load(const char *given_path, bool with_history, const struct 
 
         *status = (struct status){ 0 };
         /* Without target_path, which would read all manifests of the current directory once more. */
+        status->has_path = given_path || set;
         if (target_absolute(given_path ? given_path : set ? set : ".", path, NULL))
                 *path = 0; /* versions_load_again says why */
         if (cli_agent_open("", &agent, &error) || cli_agent_report(agent, NEBULA_REPORT_STATUS, path, &status->report, &error))
@@ -203,10 +205,16 @@ static void print_newest(const struct versions *versions)
                 term_print(STYLE_DIM, "and %zu older\n", older);
 }
 
+/* Without a path, the command shows the agent alone. */
+static bool is_storage_unread(const struct status *status)
+{
+        return !status->has_versions && (status->has_path || status->storage_error.status != NEBULA_INVALID);
+}
+
 static void print_storage(const struct status *status)
 {
         if (!status->has_versions) {
-                if (status->storage_error.status == NEBULA_INVALID)
+                if (!is_storage_unread(status))
                         return;
                 term_print(STYLE_BOLD, "storage  ");
                 term_print(STYLE_BAD, "%s\n", status->storage_error.message);
@@ -226,7 +234,7 @@ static int status_exit(const struct status *status)
 {
         if (status->agent_error.status)
                 return CLI_UNREACHABLE;
-        if (!status->has_versions && status->storage_error.status != NEBULA_INVALID)
+        if (is_storage_unread(status))
                 return cli_exit_of(status->storage_error.status);
         return status->has_versions && status->versions.broken_count ? CLI_WRONG : CLI_OK;
 }

@@ -795,6 +795,14 @@ def test_without_an_agent_status_says_so_and_stop_is_done(run, make):
     assert run("stop").returncode == 0 and json.loads(run("stop", "--json").stdout) == {"was_running": False}
 
 
+def test_a_path_that_is_none_is_an_error_of_status_too(run):
+    for path in ("ftp://host/run7", "s3://", "az://account"):
+        shown = run("status", "--path", path)
+        assert shown.returncode == 2 and "the storage path" in shown.stdout, shown
+        told = run("status", "--json", NEBULA_PERSISTENT_STORAGE_PATH=path)
+        assert told.returncode == 2 and json.loads(told.stdout)["storage"]["error"]["status"] == "invalid"
+
+
 def test_a_program_asks_for_status_again_and_again_and_reads_versions_that_have_changed(nebula, make, tmp_path):
     store = make("a1", "x=10")
     environment = os.environ | {"NEBULA_RUNTIME_DIR": str(tmp_path / "runtime")}
