@@ -128,7 +128,7 @@ static void print_job(const json_t *job)
         const char *name = text_of(job, "job"), *path = text_of(job, "path");
         char rest[TARGET_PATH_MAX + 80], stored[40] = "";
 
-        /* The session of an earlier status command leaves an empty job in the report. */
+        /* The trainers of a job without storage have ended, and their versions are gone. */
         if (!*path && number_of(job, "trainer_count") <= 0 && number_of(job, "memory_count") <= 0 &&
             !json_is_true(json_object_get(job, "spare")))
                 return;

@@ -897,6 +897,21 @@ def test_prune_leaves_what_the_agent_writes_again_with_files_of_it(run, train, t
     assert {one["name"] for one in told["files"]} == {"model.pt", "other.pt"}
 
 
+def test_a_path_that_was_only_looked_at_is_no_job_of_the_agent(run, train, make, tmp_path):
+    """The trainers of that job run elsewhere, or there is none: "fine" would be a guess."""
+    parent = tmp_path / "jobs"
+    other, typo = make("t", "a=10", store=parent / "other"), parent / "tpyo"
+    train(parent / "own", 0, 1)
+    for command in ("list", "status", "verify", ("inspect", "latest"), ("prune", "--keep-last", 1)):
+        for path in (other, typo):
+            run(*([command] if isinstance(command, str) else command), "--path", path)
+    told = json.loads(run("status", "--json", "--path", other).stdout)
+    assert [one["path"] for one in told["jobs"]] == [str(parent / "own")]
+    assert "tpyo" not in run("metrics").stdout and "other" not in run("metrics").stdout
+    told = json.loads(run("list", "--jobs", "--json", "--path", parent).stdout)
+    assert {one["name"]: (one["verdict"] or {}).get("state") for one in told["jobs"]} == {"own": "fine", "other": None}
+
+
 def test_stop_persists_and_stop_now_asks_before_it_drops(run, train, tmp_path):
     store = tmp_path / "store"
     train(store, 0, 2)
