@@ -795,6 +795,19 @@ def test_without_an_agent_status_says_so_and_stop_is_done(run, make):
     assert run("stop").returncode == 0 and json.loads(run("stop", "--json").stdout) == {"was_running": False}
 
 
+def test_the_command_line_of_a_running_command_shows_no_signature(nebula, tmp_path):
+    url = "https://account.blob.core.windows.net/training/run7?sv=2022-11-02&sig=SECRET"
+    environment = os.environ | {"NEBULA_RUNTIME_DIR": str(tmp_path / "runtime")}
+    for arguments in (["--path", url], [f"--path={url}"]):
+        line = [nebula, "status", "--serve", *arguments]
+        with subprocess.Popen(line, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as command:
+            shown = pathlib.Path(f"/proc/{command.pid}/cmdline")
+            until(lambda: b"/training/run7?xxx" in shown.read_bytes(), 60, "the command to hide the signature")  # noqa: B023
+            assert b"SECRET" not in shown.read_bytes()
+            command.stdin.close()
+            assert command.wait(60) == 0
+
+
 def test_a_path_that_is_none_is_an_error_of_status_too(run):
     for path in ("ftp://host/run7", "s3://", "az://account"):
         shown = run("status", "--path", path)
