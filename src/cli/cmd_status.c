@@ -40,9 +40,7 @@ struct status {
         bool is_same;             /* the caller has the versions already */
 };
 
-/* `progress` may be NULL; its argument is the status. */
-static void status_load(const char *given_path, bool with_history, const struct versions_progress *progress, struct manifest_scan *seen,
-                        struct status *status)
+static void load_agent(const char *given_path, bool with_history, struct status *status)
 {
         struct nebula_error error;
         struct cli_agent *agent = NULL;
@@ -60,6 +58,11 @@ static void status_load(const char *given_path, bool with_history, const struct 
         if (with_history && status->report)
                 cli_agent_report(agent, NEBULA_REPORT_HISTORY, path, &status->history, NULL);
         cli_agent_close(agent);
+}
+
+/* `progress` may be NULL; its argument is the status. */
+static void load_storage(const char *given_path, const struct versions_progress *progress, struct manifest_scan *seen, struct status *status)
+{
         status->has_versions = !versions_load_again(given_path, !status->agent_error.status, progress, seen, &status->versions, &status->storage_error);
 }
 
@@ -294,7 +297,8 @@ static int serve(const char *given_path)
         int code = CLI_OK;
 
         while (code == CLI_OK && getline(&line, &room, stdin) > 0) {
-                status_load(given_path, true, has_seen ? NULL : &progress, &seen, &status);
+                load_agent(given_path, true, &status);
+                load_storage(given_path, has_seen ? NULL : &progress, &seen, &status);
                 has_seen = has_seen || status.has_versions;
                 sum = status.has_versions ? versions_sum(&status.versions) : 0;
                 status.is_same = sum && sum == shown;
@@ -305,6 +309,16 @@ static int serve(const char *given_path)
         manifest_scan_done(&seen);
         free(line);
         return code;
+}
+
+/* The part that needs no storage. */
+static void print_agent_part(const struct status *status)
+{
+        print_agent(status);
+        print_jobs(status->report);
+        print_sessions(json_object_get(status->report, "sessions"));
+        templates_print();
+        print_queue(json_object_get(status->report, "queue"));
 }
 
 int command_status(int argc, char **argv)
@@ -326,18 +340,22 @@ int command_status(int argc, char **argv)
         if (serves)
                 return serve(common.path);
         for (;;) {
-                status_load(common.path, common.json, NULL, &seen, &status);
+                bool is_redrawn = watch && term_columns();
+
+                load_agent(common.path, common.json, &status);
+                if (!common.json && !is_redrawn) { /* at once: storage may hang */
+                        print_agent_part(&status);
+                        fflush(stdout);
+                }
+                load_storage(common.path, NULL, &seen, &status);
                 if (common.json) {
                         code = cli_print_json(status_json(&status), status_exit(&status));
                 } else {
                         code = status_exit(&status);
-                        if (watch && term_columns())
+                        if (is_redrawn) {
                                 printf("\033[H\033[J");
-                        print_agent(&status);
-                        print_jobs(status.report);
-                        print_sessions(json_object_get(status.report, "sessions"));
-                        templates_print();
-                        print_queue(json_object_get(status.report, "queue"));
+                                print_agent_part(&status);
+                        }
                         print_storage(&status);
                 }
                 status_done(&status);

@@ -808,6 +808,24 @@ def test_the_command_line_of_a_running_command_shows_no_signature(nebula, tmp_pa
             assert command.wait(60) == 0
 
 
+# fault (Storage): Storage hangs, and a person asks for the status.
+# result: The state of the agent and the verdicts on its jobs come at once, before storage is read.
+def test_status_shows_the_agent_before_a_storage_that_hangs(nebula, tmp_path):
+    environment = os.environ | {"NEBULA_RUNTIME_DIR": str(tmp_path / "runtime"), "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "r"}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environment["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        line = [nebula, "status", "--path", "s3://training/run7"]
+        with subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as command:
+            asked = silent.accept()  # storage is asked, and says nothing
+            late = threading.Timer(60, command.kill)
+            late.start()
+            first = command.stdout.readline()
+            late.cancel()
+            command.kill()
+            asked[0].close()
+    assert first.startswith(b"agent    not running")
+
+
 def test_a_path_that_is_none_is_an_error_of_status_too(run):
     for path in ("ftp://host/run7", "s3://", "az://account"):
         shown = run("status", "--path", path)
