@@ -29,7 +29,7 @@ def commands(source: str) -> list[Command]:
     """Returns the commands of the table. The options are those of the usage."""
     table = source.split("cli_commands[] = {")[1].split("\n};")[0]
     entry = re.compile(r'\{ "([a-z]+)",\s*"((?:[^"\\]|\\.)*)",\s*"((?:[^"\\]|\\.)*)",')
-    option = re.compile(r"--([a-z][a-z-]*)")
+    option = re.compile(r"--([a-z][a-z0-9-]*)")
     found = [Command(name, summary, sorted({*option.findall(usage), "help"})) for name, usage, summary in entry.findall(table)]
     if len(found) != table.count("command_"):
         raise SystemExit("completion.py: an entry of the table in src/cli/main.c is not understood")

@@ -52,6 +52,7 @@ def test_commands_options_tags_and_files_are_completed(complete, make, run):
     assert complete("nebula", "") >= set(overview) and complete("nebula", "insp") == {"inspect"}
     assert {"--sample", "--bytes", "--time", "--all", "--help"} <= complete("nebula", "verify", "--")
     assert complete("nebula", "list", "--st") == {"--stats"}
+    assert complete("nebula", "sign", "--p") == {"--p256", "--path"}
     assert complete("nebula", "verify", "--path", store, "global") == {"global_step1", "global_step2"}
     assert complete("nebula", "prune", "--path", store, "--tag", "global") == {"global_step1", "global_step2"}
     assert complete("nebula", "pin", "--path", store, "lat") == {"latest"}
