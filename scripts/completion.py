@@ -29,7 +29,7 @@ def commands(source: str) -> list[Command]:
     """Returns the commands of the table. The options are those of the usage."""
     table = source.split("cli_commands[] = {")[1].split("\n};")[0]
     entry = re.compile(r'\{ "([a-z]+)",\s*"((?:[^"\\]|\\.)*)",\s*"((?:[^"\\]|\\.)*)",')
-    option = re.compile(r"--([a-z][a-z-]*)")
+    option = re.compile(r"--([a-z][a-z0-9-]*)")
     found = [Command(name, summary, sorted({*option.findall(usage), "help"})) for name, usage, summary in entry.findall(table)]
     if len(found) != table.count("command_"):
         raise SystemExit("completion.py: an entry of the table in src/cli/main.c is not understood")
@@ -43,6 +43,15 @@ INSPECT = """nebula inspect "$tag" --json ${storage:+--path="$storage"} 2>/dev/n
 def bash(table: list[Command]) -> str:
     options = "\n".join(f"        {one.name}) options='{' '.join('--' + name for name in one.options)}' ;;" for one in table)
     return f"""# bash completion of nebula
+# Offers the lines of stdin that begin with $word. Names come from storage, and other users may have chosen them: compgen -W
+# would expand them, and so run a command that stands in a name.
+_nebula_offer() {{
+    local line
+    COMPREPLY=()
+    while IFS= read -r line; do
+        [[ $line != "$word"* ]] || COMPREPLY+=("$line")
+    done
+}}
 _nebula() {{
     local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD - 1]}} command=${{COMP_WORDS[1]}} options= storage= tag= i
     local IFS=$'\\n'
@@ -60,7 +69,7 @@ _nebula() {{
     case $before in
     {"|".join("--" + name for name in DIRECTORIES)}) COMPREPLY=($(compgen -d -- "$word")); return ;;
     {"|".join("--" + name for name in FILES)}) COMPREPLY=($(compgen -f -- "$word")); return ;;
-    --tag) COMPREPLY=($(compgen -W "$({LIST})" -- "$word")); return ;;
+    --tag) _nebula_offer < <({LIST}); return ;;
     esac
     case $command in
 {options}
@@ -71,9 +80,9 @@ _nebula() {{
     fi
     case $command in
     {"|".join(NAMES)})
-        [[ -z $tag ]] || {{ COMPREPLY=($(compgen -W "$({INSPECT})" -- "$word")); return; }}
+        [[ -z $tag ]] || {{ _nebula_offer < <({INSPECT}); return; }}
         ;;&
-    {"|".join(TAGS)}) COMPREPLY=($(compgen -W "latest"$'\\n'"$({LIST})" -- "$word")) ;;
+    {"|".join(TAGS)}) _nebula_offer < <(echo latest; {LIST}) ;;
     help) COMPREPLY=($(compgen -W '{chr(10).join(one.name for one in table)}' -- "$word")) ;;
     copy | follow) COMPREPLY=($(compgen -d -- "$word")) ;;
     esac

@@ -149,11 +149,13 @@ static void judge_zip(struct file_check *check)
 
 static void begin_zip(struct file_check *check, struct sparse *sparse, struct nebula_error *ret_unsound)
 {
-        struct zip_entry *entries;
+        struct zip_entry *entries = NULL;
         size_t count;
+        enum nebula_status status = sparse_end(sparse, sparse_records(sparse, &entries, &count, ret_unsound), ret_unsound);
 
-        check->has_zip = !sparse_records(sparse, &entries, &count, ret_unsound) &&
-                         !zipcheck_begin(&check->zip, entries, count, sparse->recorded.chunk_bytes, ret_unsound);
+        if (status)
+                free(entries);
+        check->has_zip = !status && !zipcheck_begin(&check->zip, entries, count, sparse->recorded.chunk_bytes, ret_unsound);
 }
 
 static void check_bytes(struct store *store, const char *key, const struct record_file *recorded, json_t *file, struct nebula_error *outage)
@@ -405,7 +407,6 @@ json_t *check_lone_file(const char *path)
         struct mapped mapped;
         enum nebula_status status;
         json_t *file;
-        int watch;
 
         if (mapped_open_path(path, &mapped, &error)) {
                 file = new_file(path, path, 0);
@@ -413,10 +414,7 @@ json_t *check_lone_file(const char *path)
                 return file;
         }
         file = new_file(path, path, mapped.size);
-        watch = os->watch_map(mapped.data, mapped.size);
-        status = zip_verify(mapped.data, mapped.size, &error);
-        if (os->unwatch_map(watch))
-                status = error_set(&error, NEBULA_STORAGE, 0, "%s: a part of it cannot be read: it was cut off, or its disk fails", path);
+        status = mapped_end(&mapped, path, zip_verify(mapped.data, mapped.size, &error), &error);
         if (status)
                 add_damage(file, 0, mapped.size, error.message);
         progress_add(mapped.size);

@@ -203,6 +203,7 @@ static enum nebula_status compare_file(struct diff *diff, const char *name, json
                 goto out;
         }
         status = a.recorded.is_zip && b.recorded.is_zip ? compare_tensors(diff, &a, &b, row, &failure) : NEBULA_INVALID;
+        status = sparse_end(&b, sparse_end(&a, status, &failure), &failure);
         if (status == NEBULA_INVALID) { /* not a torch file, or one that only torch can read */
                 diff->differing_files++;
                 json_object_set_new(row, "result", json_string("changed"));

@@ -49,8 +49,10 @@ static enum nebula_status read_numbers(nebula_checkpoint *checkpoint, uint64_t *
 
 /* Characters on which the shell acts in the quotes of fill_command. */
 #define ACTS_IN_QUOTES "'\"$`\\"
+/* With those on which it acts outside of quotes: if the user's command has quotes around the {}, the quotes of fill_command end them. */
+#define ACTS ACTS_IN_QUOTES " ;&|<>()*?[]{}"
 
-/* The name of a tag's directory: that of storage, without ACTS_IN_QUOTES. Any writer of the storage path may choose the tag. */
+/* The name of a tag's directory: that of storage, without ACTS. Any writer of the storage path may choose the tag. */
 static bool directory_name(const char *tag, char ret_name[3 * IPC_NAME_MAX])
 {
         char encoded[IPC_NAME_MAX], *to = ret_name;
@@ -58,7 +60,7 @@ static bool directory_name(const char *tag, char ret_name[3 * IPC_NAME_MAX])
         if (name_encode(tag, encoded, NULL))
                 return false;
         for (const char *from = encoded; *from; from++) {
-                if (strchr(ACTS_IN_QUOTES, *from))
+                if (strchr(ACTS, *from))
                         to += sprintf(to, "%%%02X", (unsigned)*from);
                 else
                         *to++ = *from;

@@ -34,7 +34,7 @@ static int64_t count_records(struct store *store, const struct manifest *manifes
         if (manifest_file_key(manifest, file, key, NULL) || sparse_open_recorded(store, key, recorded, &sparse, NULL))
                 return -1;
         if (!sparse_records(&sparse, &entries, &count, NULL)) {
-                result = (int64_t)count;
+                result = sparse_end(&sparse, NEBULA_OK, NULL) ? -1 : (int64_t)count;
                 free(entries);
         }
         sparse_close(&sparse);
@@ -296,7 +296,7 @@ static json_t *describe_tensors(const void *data, const struct torch_tensors *te
         return rows;
 }
 
-static void print_tensors(const void *data, const struct torch_tensors *tensors)
+static struct table *tabulate_tensors(const void *data, const struct torch_tensors *tensors)
 {
         static const struct table_column columns[] = {
                 { "TENSOR", TABLE_LEFT, true }, { "DTYPE", TABLE_LEFT, false }, { "SHAPE", TABLE_LEFT, true }, { "NORM", TABLE_RIGHT, false },
@@ -319,25 +319,36 @@ static void print_tensors(const void *data, const struct torch_tensors *tensors)
                 table_cell(table, numbers.infinite_count ? STYLE_BAD : STYLE_PLAIN, "%" PRIu64, numbers.infinite_count);
                 free(shape);
         }
-        table_print(table, stdout, term_columns(), term_has_colour());
-        table_free(table);
+        return table;
 }
 
-static int inspect_tensors(bool json, const char *tag, const char *name, const struct mapped *mapped, const char *place)
+static int inspect_tensors(bool json, const char *tag, const char *name, struct mapped *mapped, const char *place)
 {
         struct torch_tensors tensors;
         struct nebula_error error;
+        struct table *table = NULL;
+        json_t *rows = NULL;
+        enum nebula_status status = torch_tensors_find(mapped->data, mapped->size, &tensors, &error);
         int code = CLI_OK;
 
-        if (torch_tensors_find(mapped->data, mapped->size, &tensors, &error)) {
+        if (status) {
                 error_prefix(&error, "%s", place);
-                return cli_fail(json, &error);
+        } else {
+                if (json)
+                        rows = describe_tensors(mapped->data, &tensors);
+                else
+                        table = tabulate_tensors(mapped->data, &tensors);
+                torch_tensors_done(&tensors);
         }
-        if (json)
-                code = cli_print_json(json_pack("{s:s, s:s, s:o}", "tag", tag, "name", name, "tensors", describe_tensors(mapped->data, &tensors)), code);
+        status = mapped_end(mapped, place, status, &error);
+        if (status)
+                code = cli_fail(json, &error);
+        else if (json)
+                code = cli_print_json(json_pack("{s:s, s:s, s:O}", "tag", tag, "name", name, "tensors", rows), code);
         else
-                print_tensors(mapped->data, &tensors);
-        torch_tensors_done(&tensors);
+                table_print(table, stdout, term_columns(), term_has_colour());
+        json_decref(rows);
+        table_free(table);
         return code;
 }
 
@@ -360,17 +371,21 @@ static int show_records(bool json, const char *tag, const char *name, uint64_t s
 }
 
 /* Prints the records of the mapped bytes. `place` names the file in an error message. */
-static int inspect_mapped(bool json, bool tensors, const char *tag, const char *name, const struct mapped *mapped, const char *place)
+static int inspect_mapped(bool json, bool tensors, const char *tag, const char *name, struct mapped *mapped, const char *place)
 {
         struct zip_entry *entries = NULL;
         struct nebula_error error;
+        enum nebula_status status;
         size_t count;
         int code;
 
         if (tensors)
                 return inspect_tensors(json, tag, name, mapped, place);
-        if (zip_read(mapped->data, mapped->size, &entries, &count, &error)) {
+        status = zip_read(mapped->data, mapped->size, &entries, &count, &error);
+        if (status)
                 error_prefix(&error, "%s", place);
+        if (mapped_end(mapped, place, status, &error)) {
+                free(entries);
                 return cli_fail(json, &error);
         }
         code = show_records(json, tag, name, mapped->size, entries, count);
@@ -384,14 +399,16 @@ static int inspect_stored(bool json, struct store *store, const struct manifest 
         struct zip_entry *entries = NULL;
         struct nebula_error error;
         struct sparse sparse;
+        enum nebula_status status;
         size_t count;
         int code;
 
         if (sparse_open(store, manifest, name, &sparse, &error))
                 return cli_fail(json, &error);
-        if (sparse_records(&sparse, &entries, &count, &error)) {
-                if (error.status == NEBULA_CORRUPT)
-                        error_prefix(&error, "%s", place);
+        status = sparse_records(&sparse, &entries, &count, &error);
+        if (status == NEBULA_CORRUPT)
+                error_prefix(&error, "%s", place);
+        if (sparse_end(&sparse, status, &error)) {
                 code = cli_fail(json, &error);
         } else {
                 code = show_records(json, manifest->tag, name, sparse.size, entries, count);

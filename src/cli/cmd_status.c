@@ -33,15 +33,14 @@ struct status {
         json_t *history;          /* of the versions that the agent knows; NULL: not asked */
         struct versions versions; /* has_versions */
         bool has_versions;
-        struct nebula_error storage_error; /* why storage could not be read; NEBULA_INVALID: no storage path is known */
+        struct nebula_error storage_error; /* why storage could not be read */
+        bool has_path;            /* the caller has named one: if it is no path, that is an error */
         struct nebula_error agent_error; /* set if an agent runs and does not answer */
         size_t read, of;          /* tags in storage that were looked at; of 0: all */
         bool is_same;             /* the caller has the versions already */
 };
 
-/* `progress` may be NULL; its argument is the status. */
-static void status_load(const char *given_path, bool with_history, const struct versions_progress *progress, struct manifest_scan *seen,
-                        struct status *status)
+static void load_agent(const char *given_path, bool with_history, struct status *status)
 {
         struct nebula_error error;
         struct cli_agent *agent = NULL;
@@ -50,6 +49,7 @@ static void status_load(const char *given_path, bool with_history, const struct 
 
         *status = (struct status){ 0 };
         /* Without target_path, which would read all manifests of the current directory once more. */
+        status->has_path = given_path || set;
         if (target_absolute(given_path ? given_path : set ? set : ".", path, NULL))
                 *path = 0; /* versions_load_again says why */
         if (cli_agent_open("", &agent, &error) || cli_agent_report(agent, NEBULA_REPORT_STATUS, path, &status->report, &error))
@@ -58,6 +58,11 @@ static void status_load(const char *given_path, bool with_history, const struct 
         if (with_history && status->report)
                 cli_agent_report(agent, NEBULA_REPORT_HISTORY, path, &status->history, NULL);
         cli_agent_close(agent);
+}
+
+/* `progress` may be NULL; its argument is the status. */
+static void load_storage(const char *given_path, const struct versions_progress *progress, struct manifest_scan *seen, struct status *status)
+{
         status->has_versions = !versions_load_again(given_path, !status->agent_error.status, progress, seen, &status->versions, &status->storage_error);
 }
 
@@ -126,7 +131,7 @@ static void print_job(const json_t *job)
         const char *name = text_of(job, "job"), *path = text_of(job, "path");
         char rest[TARGET_PATH_MAX + 80], stored[40] = "";
 
-        /* The session of an earlier status command leaves an empty job in the report. */
+        /* The trainers of a job without storage have ended, and their versions are gone. */
         if (!*path && number_of(job, "trainer_count") <= 0 && number_of(job, "memory_count") <= 0 &&
             !json_is_true(json_object_get(job, "spare")))
                 return;
@@ -203,10 +208,16 @@ static void print_newest(const struct versions *versions)
                 term_print(STYLE_DIM, "and %zu older\n", older);
 }
 
+/* Without a path, the command shows the agent alone. */
+static bool is_storage_unread(const struct status *status)
+{
+        return !status->has_versions && (status->has_path || status->storage_error.status != NEBULA_INVALID);
+}
+
 static void print_storage(const struct status *status)
 {
         if (!status->has_versions) {
-                if (status->storage_error.status == NEBULA_INVALID)
+                if (!is_storage_unread(status))
                         return;
                 term_print(STYLE_BOLD, "storage  ");
                 term_print(STYLE_BAD, "%s\n", status->storage_error.message);
@@ -226,7 +237,7 @@ static int status_exit(const struct status *status)
 {
         if (status->agent_error.status)
                 return CLI_UNREACHABLE;
-        if (!status->has_versions && status->storage_error.status != NEBULA_INVALID)
+        if (is_storage_unread(status))
                 return cli_exit_of(status->storage_error.status);
         return status->has_versions && status->versions.broken_count ? CLI_WRONG : CLI_OK;
 }
@@ -286,7 +297,8 @@ static int serve(const char *given_path)
         int code = CLI_OK;
 
         while (code == CLI_OK && getline(&line, &room, stdin) > 0) {
-                status_load(given_path, true, has_seen ? NULL : &progress, &seen, &status);
+                load_agent(given_path, true, &status);
+                load_storage(given_path, has_seen ? NULL : &progress, &seen, &status);
                 has_seen = has_seen || status.has_versions;
                 sum = status.has_versions ? versions_sum(&status.versions) : 0;
                 status.is_same = sum && sum == shown;
@@ -297,6 +309,16 @@ static int serve(const char *given_path)
         manifest_scan_done(&seen);
         free(line);
         return code;
+}
+
+/* The part that needs no storage. */
+static void print_agent_part(const struct status *status)
+{
+        print_agent(status);
+        print_jobs(status->report);
+        print_sessions(json_object_get(status->report, "sessions"));
+        templates_print();
+        print_queue(json_object_get(status->report, "queue"));
 }
 
 int command_status(int argc, char **argv)
@@ -318,18 +340,22 @@ int command_status(int argc, char **argv)
         if (serves)
                 return serve(common.path);
         for (;;) {
-                status_load(common.path, common.json, NULL, &seen, &status);
+                bool is_redrawn = watch && term_columns();
+
+                load_agent(common.path, common.json, &status);
+                if (!common.json && !is_redrawn) { /* at once: storage may hang */
+                        print_agent_part(&status);
+                        fflush(stdout);
+                }
+                load_storage(common.path, NULL, &seen, &status);
                 if (common.json) {
                         code = cli_print_json(status_json(&status), status_exit(&status));
                 } else {
                         code = status_exit(&status);
-                        if (watch && term_columns())
+                        if (is_redrawn) {
                                 printf("\033[H\033[J");
-                        print_agent(&status);
-                        print_jobs(status.report);
-                        print_sessions(json_object_get(status.report, "sessions"));
-                        templates_print();
-                        print_queue(json_object_get(status.report, "queue"));
+                                print_agent_part(&status);
+                        }
                         print_storage(&status);
                 }
                 status_done(&status);

@@ -32,7 +32,8 @@ static bool find_tensors(struct store *store, const struct manifest *manifest, c
                 return false;
         if (sparse.recorded.is_zip)
                 is_read = !sparse_structure(&sparse, NULL) && !torch_tensors_find(sparse.data, sparse.size, &tensors, NULL);
-        for (size_t i = 0; i < tensors.count; i++) {
+        is_read = !sparse_end(&sparse, is_read ? NEBULA_OK : NEBULA_INVALID, NULL);
+        for (size_t i = 0; is_read && i < tensors.count; i++) {
                 json_t *row;
 
                 if (!matches(pattern, tensors.list[i].name))

@@ -384,11 +384,26 @@ bool cli_confirm(const char *asked, bool *ret_no_terminal)
         return fgets(answer, sizeof answer, stdin) && (answer[0] == 'y' || answer[0] == 'Y');
 }
 
+/* The query of a URL can be a signature, and each user of the machine can read the command line of a process. From here on only this process
+ * has it. */
+static void hide_queries(int argc, char **argv)
+{
+        for (int i = 1; i < argc; i++) {
+                char *url = strstr(argv[i], "://"), *query = url ? strchr(url, '?') : NULL, *own = query ? strdup(argv[i]) : NULL;
+
+                if (!own)
+                        continue;
+                memset(query + 1, 'x', strlen(query + 1));
+                argv[i] = own;
+        }
+}
+
 int main(int argc, char **argv)
 {
         const struct cli_command *command;
         int code;
 
+        hide_queries(argc, argv);
         cloud_offer();
         if (argc == 3 && !strcmp(argv[1], "programs")) /* of an agent, which may start none itself */
                 return os_programs_serve(atoi(argv[2])) < 0;

@@ -11,7 +11,7 @@
 /* Closes `fd`. A negative one is the result of an open that failed. */
 static enum nebula_status map_file(const char *path, int fd, struct mapped *ret_mapped, struct nebula_error *error)
 {
-        struct mapped mapped = { 0 };
+        struct mapped mapped = { .watch = -1 };
         struct os_stat stat;
         int result;
 
@@ -28,6 +28,8 @@ static enum nebula_status map_file(const char *path, int fd, struct mapped *ret_
         if (result < 0)
                 return error_set(error, error_status_of_errno(-result), -result, "cannot map %s", path);
         mapped.size = stat.size;
+        if (mapped.size)
+                mapped.watch = os->watch_map(mapped.data, mapped.size);
         *ret_mapped = mapped;
         return NEBULA_OK;
 }
@@ -39,7 +41,7 @@ enum nebula_status mapped_open_path(const char *path, struct mapped *ret_mapped,
 
 enum nebula_status mapped_open(struct store *store, const char *key, struct mapped *ret_mapped, struct nebula_error *error)
 {
-        struct mapped mapped = { 0 };
+        struct mapped mapped = { .watch = -1 };
         struct store_entry entry;
         enum nebula_status status;
         int result;
@@ -75,7 +77,7 @@ enum nebula_status mapped_open_memory(struct cli_agent *agent, uint64_t version_
                                       struct nebula_error *error)
 {
         struct ipc_opened opened;
-        struct mapped mapped = { 0 };
+        struct mapped mapped = { .watch = -1 };
         int fd, result = 0;
         enum nebula_status status = cli_agent_file(agent, version_id, name, &opened, &fd, error);
 
@@ -96,8 +98,18 @@ enum nebula_status mapped_open_memory(struct cli_agent *agent, uint64_t version_
         return status;
 }
 
+enum nebula_status mapped_end(struct mapped *mapped, const char *place, enum nebula_status status, struct nebula_error *error)
+{
+        bool is_torn = os->unwatch_map(mapped->watch);
+
+        mapped->watch = -1;
+        return is_torn ? error_set(error, NEBULA_CORRUPT, 0, "%s: a part of it cannot be read: it was cut off, or its disk fails", place) : status;
+}
+
 void mapped_close(struct mapped *mapped)
 {
+        os->unwatch_map(mapped->watch);
+        mapped->watch = -1;
         if (mapped->data)
                 os->unmap(mapped->data, mapped->size);
         mapped->data = NULL;

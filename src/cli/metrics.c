@@ -14,6 +14,11 @@
 #include "cli/ledger.h"
 #include "cli/verdict.h"
 #include "cli/verified.h"
+#include "os/lock.h"
+#include "os/os.h"
+#include "os/thread.h"
+
+#define STORED_WAIT_MS 5000 /* Prometheus waits 10 s for an answer */
 
 static void add(struct buf *buf, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -336,14 +341,97 @@ static void add_verified(struct buf *buf, const char *path)
         store_close(store);
 }
 
+/* One thread at a time reads from storage: a storage that hangs holds that thread, and not those that answer. */
+static struct {
+        struct lock lock;
+        pthread_cond_t ended;
+        char *text; /* of the last reading that has ended; NULL: none has */
+        size_t size;
+        uint64_t count; /* readings that have ended */
+        bool is_reading;
+} stored = { .lock = LOCK_INIT(LOCK_METRICS) };
+static pthread_once_t stored_once = PTHREAD_ONCE_INIT;
+
+struct reading {
+        char *path, *history; /* history NULL: that of the path */
+};
+
+static void reading_free(struct reading *reading)
+{
+        if (reading) {
+                free(reading->path);
+                free(reading->history);
+        }
+        free(reading);
+}
+
+static void *read_stored(void *argument)
+{
+        struct reading *reading = argument;
+        struct buf buf = { 0 };
+        size_t size = 0;
+        char *text;
+
+        if (*reading->path || reading->history)
+                add_history(&buf, reading->path, reading->history);
+        if (*reading->path)
+                add_verified(&buf, reading->path);
+        text = buf_take(&buf, &size);
+        reading_free(reading);
+        lock_take(&stored.lock);
+        free(stored.text);
+        stored.text = text;
+        stored.size = text ? size : 0;
+        stored.count++;
+        stored.is_reading = false;
+        pthread_cond_broadcast(&stored.ended);
+        lock_give(&stored.lock);
+        return NULL;
+}
+
+/* The caller holds the lock. */
+static bool start_reading(const char *path, const char *history)
+{
+        struct reading *reading = calloc(1, sizeof *reading);
+
+        if (reading) {
+                reading->path = strdup(path);
+                reading->history = history ? strdup(history) : NULL;
+        }
+        if (!reading || !reading->path || (history && !reading->history) || os_thread_start(NULL, read_stored, reading, false)) {
+                reading_free(reading);
+                return false;
+        }
+        return true;
+}
+
+static void begin_once(void)
+{
+        os_cond_init(&stored.ended);
+}
+
+/* If storage does not answer in time, the numbers are those of the last reading. */
+static void add_stored(struct buf *buf, const char *path, const char *history)
+{
+        int64_t until_ns = os->now_ns() + STORED_WAIT_MS * INT64_C(1000000), left_ms;
+        uint64_t before;
+
+        pthread_once(&stored_once, begin_once);
+        lock_take(&stored.lock);
+        before = stored.count;
+        stored.is_reading = stored.is_reading || start_reading(path, history);
+        while (stored.is_reading && stored.count == before && (left_ms = (until_ns - os->now_ns()) / 1000000) > 0)
+                lock_wait_for(&stored.lock, &stored.ended, left_ms);
+        if (stored.size)
+                buf_add(buf, stored.text, stored.size);
+        lock_give(&stored.lock);
+}
+
 char *metrics_text(const char *path, const char *history, size_t *ret_size)
 {
         struct buf buf = { 0 };
 
         add_agent(&buf, path);
-        if (*path || history)
-                add_history(&buf, path, history);
-        if (*path)
-                add_verified(&buf, path);
+        add_stored(&buf, path, history);
         return buf_take(&buf, ret_size);
 }

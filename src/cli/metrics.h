@@ -4,7 +4,7 @@
  * Only the verdict has labels whose values come from a user, the job and its path: no tag or step is one, so the number of series does not
  * grow. docs/operate.md lists the metrics; docs/grafana.json and docs/alerts.yml use their names, and a test compares all three.
  *
- * Threads: no shared state.
+ * Threads: any thread may call. All calls are for one path and history: what is read from storage is kept for a storage that hangs later.
  */
 #ifndef NB_CLI_METRICS_H
 #define NB_CLI_METRICS_H

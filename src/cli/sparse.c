@@ -20,19 +20,17 @@
 
 static enum nebula_status reserve(struct sparse *sparse, struct nebula_error *error)
 {
-        struct mapped mapped;
         void *data = NULL;
         int result = 0;
         enum nebula_status status;
 
         sparse->is_mapped = sparse->store->ops->features(sparse->store) & STORE_PATHS;
         if (sparse->is_mapped) {
-                status = mapped_open(sparse->store, sparse->key, &mapped, error);
-                if (!status && store_check_size(sparse->store, sparse->key, mapped.size, sparse->size, error)) {
-                        mapped_close(&mapped);
-                        return NEBULA_CORRUPT;
-                }
-                sparse->data = status ? NULL : mapped.data;
+                sparse->mapped.watch = -1;
+                status = mapped_open(sparse->store, sparse->key, &sparse->mapped, error);
+                if (!status)
+                        status = store_check_size(sparse->store, sparse->key, sparse->mapped.size, sparse->size, error);
+                sparse->data = status ? NULL : sparse->mapped.data;
                 return status;
         }
         if (sparse->size)
@@ -83,12 +81,24 @@ enum nebula_status sparse_open(struct store *store, const struct manifest *manif
         return open_file(&sparse, ret_sparse, error);
 }
 
+enum nebula_status sparse_end(struct sparse *sparse, enum nebula_status status, struct nebula_error *error)
+{
+        char place[MANIFEST_KEY_MAX + 4096];
+
+        if (!sparse->is_mapped)
+                return status;
+        snprintf(place, sizeof place, "%s/%s", sparse->store->root, sparse->key);
+        return mapped_end(&sparse->mapped, place, status, error);
+}
+
 void sparse_close(struct sparse *sparse)
 {
         if (sparse->is_record_ours)
                 record_file_done(&sparse->recorded);
         free(sparse->have);
-        if (sparse->data)
+        if (sparse->is_mapped)
+                mapped_close(&sparse->mapped);
+        else if (sparse->data)
                 os->unmap(sparse->data, sparse->size);
         *sparse = (struct sparse){ 0 };
 }

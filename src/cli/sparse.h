@@ -5,6 +5,7 @@
  *      sparse_records     reads the places of a torch file's records
  *      sparse_structure   reads what torch_tensors_find looks at
  *      sparse_need        reads a range, in whole chunks, and compares each with its checksum
+ *      sparse_end         says whether the disk gave all that was read
  *      sparse_close
  *
  * If the store is a directory, the file is mapped. Otherwise chunks are fetched into memory that is given to them one by one.
@@ -14,6 +15,7 @@
 #ifndef NB_CLI_SPARSE_H
 #define NB_CLI_SPARSE_H
 
+#include "cli/mapped.h"
 #include "image/image.h"
 #include "store/manifest.h"
 #include "store/record.h"
@@ -26,6 +28,7 @@ struct sparse {
         struct record_file recorded;
         bool is_record_ours;
         bool is_mapped;
+        struct mapped mapped; /* if is_mapped */
         bool *have; /* per chunk: it was read and is right */
 };
 
@@ -39,6 +42,8 @@ enum nebula_status sparse_open_recorded(struct store *store, const char *key, co
 enum nebula_status sparse_records(struct sparse *sparse, struct zip_entry **ret_entries, size_t *ret_count, struct nebula_error *error);
 enum nebula_status sparse_structure(struct sparse *sparse, struct nebula_error *error);
 enum nebula_status sparse_need(struct sparse *sparse, uint64_t offset, uint64_t size, struct nebula_error *error);
+/* As mapped_end: the caller has read what it needs, and asks before it reports anything of it. */
+enum nebula_status sparse_end(struct sparse *sparse, enum nebula_status status, struct nebula_error *error);
 void sparse_close(struct sparse *sparse); /* accepts a zeroed one */
 
 /* Whether the range has the same bytes in both files. Chunks with equal checksums are not read. */

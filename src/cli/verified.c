@@ -2,10 +2,12 @@
 
 #include <stdlib.h>
 
+#include "os/os.h"
 #include "store/document.h"
 
 #define KEY MANIFEST_DIRECTORY "/verified.json"
 #define KIND "verified"
+#define SKEW_S 3600 /* by which the clocks of nodes may differ */
 
 json_t *verified_load(struct store *store)
 {
@@ -24,6 +26,15 @@ json_t *verified_load(struct store *store)
         return versions;
 }
 
+/* A check in the future was noted by a clock that was wrong. Otherwise the version would count as verified until that time. It counts as verified
+ * when it was committed, the earliest possible time. */
+static double past(double at, uint64_t sequence)
+{
+        double latest = (double)os->wall_ns() / 1e9 + SKEW_S, committed = (double)sequence / 1e9;
+
+        return at <= latest ? at : committed <= latest ? committed : 1;
+}
+
 /* An entry is [sequence, at, ok, files]. */
 static bool parse(const json_t *entry, uint64_t *ret_sequence, struct verified *ret_one)
 {
@@ -34,7 +45,7 @@ static bool parse(const json_t *entry, uint64_t *ret_sequence, struct verified *
         if (json_unpack((json_t *)(uintptr_t)entry, "[I, F, b, I]", &sequence, &at, &ok, &done) || sequence <= 0 || done < 0 || !(at > 0 && at < DOCUMENT_TIME_MAX))
                 return false;
         *ret_sequence = (uint64_t)sequence;
-        *ret_one = (struct verified){ .at = at, .ok = ok, .done = (uint64_t)done };
+        *ret_one = (struct verified){ .at = past(at, (uint64_t)sequence), .ok = ok, .done = (uint64_t)done };
         return true;
 }
 

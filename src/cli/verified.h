@@ -19,7 +19,7 @@
 #include "store/scan.h"
 
 struct verified {
-        double at;     /* when the check began, seconds since 1970 */
+        double at;     /* when the check began, seconds since 1970; never in the future */
         bool ok;       /* no damage so far */
         uint64_t done; /* files that were checked; fewer than the version has: a check stopped, and goes on behind them */
 };

@@ -12,6 +12,7 @@
 #define LOCK_ORDER(LOCK) \
         /* the command */ \
         LOCK(LOCK_RESTORE)       /* cli/cmd_restore.c: the file that a signal would remove */ \
+        LOCK(LOCK_METRICS)       /* cli/metrics.c: what was read from storage last */ \
         /* the client */ \
         LOCK(LOCK_REQUEST)       /* client.h, request_lock: one request of a session after the other */ \
         LOCK(LOCK_SESSIONS)      /* client/session.c: the list of sessions; held during a fork */ \

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "store/document.h"
+#include "store/manifest_load.h"
 #include "store/manifest_private.h"
 
 #define NAME_MAX_BYTES 255u
@@ -61,6 +62,15 @@ enum nebula_status index_remove(struct store *store, const struct manifest *mani
         enum nebula_status status = entry_key(manifest, key) ? store_remove_one(store, key, error) : NEBULA_OK;
 
         return status == NEBULA_INVALID ? NEBULA_OK : status;
+}
+
+void index_mend(struct store *store, const char *tag)
+{
+        struct manifest manifest = { 0 };
+
+        if (!manifest_load(store, tag, &manifest, NULL))
+                index_put(store, &manifest, NULL);
+        manifest_done(&manifest);
 }
 
 static bool take_numbers(const char *row, struct manifest *manifest)

@@ -33,6 +33,8 @@ struct index {
 enum nebula_status index_put(struct store *store, const struct manifest *manifest, struct nebula_error *error);
 enum nebula_status index_remove(struct store *store, const struct manifest *manifest, struct nebula_error *error);
 enum nebula_status index_load(struct store *store, struct index *ret_index, struct nebula_error *error);
+/* Makes the missing entry of a tag at rest. */
+void index_mend(struct store *store, const char *tag);
 /* The version of a tag with one entry, as a brief manifest without its host. Its line has the last fork alone, with INDEX_AFTER in place of the
  * step. False: the tag is not at rest. */
 #define INDEX_AFTER INT64_MAX

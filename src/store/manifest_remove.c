@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "os/os.h"
 #include "store/announce.h"
 #include "store/index.h"
@@ -13,10 +12,10 @@
 #include "store/manifest_load.h"
 #include "store/manifest_private.h"
 #include "store/manifest_remove.h"
+#include "store/room.h"
 #include "store/tag_log.h"
 
 #define IN_PROGRESS_NS (60 * SECOND_NS) /* a younger temporary object may belong to a running write; a sweep removes it later */
-#define ROOM_ROWS 4u /* each frees the block of a file, and often that of its directory; a removal takes at most four before it frees any */
 
 struct removing {
         struct store *store;
@@ -189,22 +188,6 @@ static enum nebula_status leave_count(const struct removing *removing, struct ne
         return tag_log_set_writings(removing->store, removing->directory, run, count, error);
 }
 
-/* Frees some blocks of a full file system. Entries of the index are hints: a version without one is found by its log, until a sweep makes the entry
- * again. */
-static void make_room(struct store *store)
-{
-        struct store_list rows;
-        size_t count = 0;
-
-        if (store_list_all(store, INDEX_PREFIX, true, &rows, NULL))
-                return;
-        for (size_t i = rows.count; i-- && count < ROOM_ROWS;)
-                if (!rows.entries[i].is_prefix && !rows.entries[i].is_foreign)
-                        count += !store_remove_one(store, rows.entries[i].key, NULL);
-        store_list_done(&rows);
-        log_event(LOG_LEVEL_INFO, "%s is full: %zu entries of its index make room for a removal", store->root, count);
-}
-
 static enum nebula_status begin_removal(struct removing *removing, struct nebula_error *error)
 {
         enum nebula_status status = leave_count(removing, error);
@@ -217,6 +200,7 @@ static enum nebula_status begin_removal(struct removing *removing, struct nebula
 static enum nebula_status carry_out(struct removing *removing, uint64_t newest, struct nebula_error *error)
 {
         uint64_t removed = 0;
+        struct room room = { 0 };
         enum nebula_status status = choose_victims(removing, error);
 
         if (!status)
@@ -225,14 +209,15 @@ static enum nebula_status carry_out(struct removing *removing, uint64_t newest, 
                 status = drop_index(removing, error);
         if (!status)
                 status = begin_removal(removing, error);
-        if (status == NEBULA_NO_SPACE && removing->store->ops->features(removing->store) & STORE_PATHS) {
-                make_room(removing->store);
+        if (room_may_help(removing->store, status)) {
+                room_make(removing->store, &room);
                 status = begin_removal(removing, error);
         }
         if (!status)
                 status = tag_log_removed(removing->store, removing->directory, &removed, error);
         if (!status && removed < removing->number)
                 status = remove_all(removing, error);
+        room_give_back(removing->store, &room);
         return status ? status : tag_log_take_back(removing->store, removing->tag, removing->number, error);
 }
 

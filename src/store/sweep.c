@@ -369,17 +369,7 @@ enum nebula_status manifest_sweep_tag(struct store *store, const char *tag, int6
         return status;
 }
 
-/* An agent died before the last step of its write. Without the entry, each look at the path reads the manifest. */
-static void mend_index(struct store *store, const char *tag)
-{
-        struct manifest manifest = { 0 };
-
-        if (!manifest_load(store, tag, &manifest, NULL))
-                index_put(store, &manifest, NULL);
-        manifest_done(&manifest);
-}
-
-/* Removes the entries of the index and temporary objects first: mend_index makes one of the former again. */
+/* Removes the entries of the index and temporary objects first: index_mend makes one of the former again. */
 static enum nebula_status sweep_list(struct store *store, const struct store_list *list, const struct upload_limits *limits, bool mends, size_t *removed,
                                      struct nebula_error *error)
 {
@@ -403,7 +393,7 @@ static enum nebula_status sweep_list(struct store *store, const struct store_lis
                         continue;
                 status = sweep_tag(&lister, tag, limits->before_ns, removed, &entered_ns, error);
                 if (mends && !status && entered_ns && entered_ns <= limits->before_ns)
-                        mend_index(store, tag);
+                        index_mend(store, tag); /* an agent died before the last step of its write */
         }
         lister_done(&lister);
         return status;

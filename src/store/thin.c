@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "store/manifest_publish.h"
+#include "store/room.h"
 #include "store/writer.h"
 
 static enum nebula_status wrong(const char *part, size_t length, struct nebula_error *error)
@@ -109,8 +110,8 @@ static void end_earlier(struct store *store, const struct manifest *now)
         tag_log_done(&earlier);
 }
 
-enum nebula_status thin_version(struct store *store, const struct manifest *manifest, const char *pattern, struct manifest *ret_manifest,
-                                uint64_t *ret_bytes, struct nebula_error *error)
+static enum nebula_status thin_once(struct store *store, const struct manifest *manifest, const char *pattern, struct manifest *ret_manifest,
+                                    uint64_t *ret_bytes, struct nebula_error *error)
 {
         static const struct writer_source nothing;
         struct writer writer;
@@ -145,5 +146,19 @@ done:
         if (status)
                 *ret_bytes = 0;
         writer_done(&writer);
+        return status;
+}
+
+enum nebula_status thin_version(struct store *store, const struct manifest *manifest, const char *pattern, struct manifest *ret_manifest,
+                                uint64_t *ret_bytes, struct nebula_error *error)
+{
+        struct room room = { 0 };
+        enum nebula_status status = thin_once(store, manifest, pattern, ret_manifest, ret_bytes, error);
+
+        if (room_may_help(store, status)) {
+                room_make(store, &room);
+                status = thin_once(store, manifest, pattern, ret_manifest, ret_bytes, error);
+                room_give_back(store, &room);
+        }
         return status;
 }

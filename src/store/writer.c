@@ -256,9 +256,11 @@ static enum nebula_status claim_or_adopt(struct writer *writer, struct nebula_er
                 struct writer_share *share = &writer->shares[i];
 
                 status = adopt(writer, share, false, error);
+                if (status == NEBULA_CORRUPT) /* it stays for a sweep */
+                        return overtaken(writer, "written by another program", error);
                 if (status == NEBULA_NOT_FOUND)
                         status = adopt(writer, share, true, error);
-                if (status == NEBULA_NOT_FOUND)
+                if (status == NEBULA_NOT_FOUND || status == NEBULA_CORRUPT)
                         status = put_share(writer, share, true, STORE_ALWAYS, error);
                 else if (!status)
                         status = format_share(writer, share, error);

@@ -795,6 +795,45 @@ def test_without_an_agent_status_says_so_and_stop_is_done(run, make):
     assert run("stop").returncode == 0 and json.loads(run("stop", "--json").stdout) == {"was_running": False}
 
 
+def test_the_command_line_of_a_running_command_shows_no_signature(nebula, tmp_path):
+    url = "https://account.blob.core.windows.net/training/run7?sv=2022-11-02&sig=SECRET"
+    environment = os.environ | {"NEBULA_RUNTIME_DIR": str(tmp_path / "runtime")}
+    for arguments in (["--path", url], [f"--path={url}"]):
+        line = [nebula, "status", "--serve", *arguments]
+        with subprocess.Popen(line, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as command:
+            shown = pathlib.Path(f"/proc/{command.pid}/cmdline")
+            until(lambda: b"/training/run7?xxx" in shown.read_bytes(), 60, "the command to hide the signature")  # noqa: B023
+            assert b"SECRET" not in shown.read_bytes()
+            command.stdin.close()
+            assert command.wait(60) == 0
+
+
+# fault (Storage): Storage hangs, and a person asks for the status.
+# result: The state of the agent and the verdicts on its jobs come at once, before storage is read.
+def test_status_shows_the_agent_before_a_storage_that_hangs(nebula, tmp_path):
+    environment = os.environ | {"NEBULA_RUNTIME_DIR": str(tmp_path / "runtime"), "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "r"}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environment["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        line = [nebula, "status", "--path", "s3://training/run7"]
+        with subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as command:
+            asked = silent.accept()  # storage is asked, and says nothing
+            late = threading.Timer(60, command.kill)
+            late.start()
+            first = command.stdout.readline()
+            late.cancel()
+            command.kill()
+            asked[0].close()
+    assert first.startswith(b"agent    not running")
+
+
+def test_a_path_that_is_none_is_an_error_of_status_too(run):
+    for path in ("ftp://host/run7", "s3://", "az://account"):
+        shown = run("status", "--path", path)
+        assert shown.returncode == 2 and "the storage path" in shown.stdout, shown
+        told = run("status", "--json", NEBULA_PERSISTENT_STORAGE_PATH=path)
+        assert told.returncode == 2 and json.loads(told.stdout)["storage"]["error"]["status"] == "invalid"
+
+
 def test_a_program_asks_for_status_again_and_again_and_reads_versions_that_have_changed(nebula, make, tmp_path):
     store = make("a1", "x=10")
     environment = os.environ | {"NEBULA_RUNTIME_DIR": str(tmp_path / "runtime")}
@@ -887,6 +926,21 @@ def test_prune_leaves_what_the_agent_writes_again_with_files_of_it(run, train, t
     assert run("verify", "--all", "--path", store).returncode == 0
     told = json.loads(run("inspect", "global_step1", "--json", "--path", store).stdout)
     assert {one["name"] for one in told["files"]} == {"model.pt", "other.pt"}
+
+
+def test_a_path_that_was_only_looked_at_is_no_job_of_the_agent(run, train, make, tmp_path):
+    """The trainers of that job run elsewhere, or there is none: "fine" would be a guess."""
+    parent = tmp_path / "jobs"
+    other, typo = make("t", "a=10", store=parent / "other"), parent / "tpyo"
+    train(parent / "own", 0, 1)
+    for command in ("list", "status", "verify", ("inspect", "latest"), ("prune", "--keep-last", 1)):
+        for path in (other, typo):
+            run(*([command] if isinstance(command, str) else command), "--path", path)
+    told = json.loads(run("status", "--json", "--path", other).stdout)
+    assert [one["path"] for one in told["jobs"]] == [str(parent / "own")]
+    assert "tpyo" not in run("metrics").stdout and "other" not in run("metrics").stdout
+    told = json.loads(run("list", "--jobs", "--json", "--path", parent).stdout)
+    assert {one["name"]: (one["verdict"] or {}).get("state") for one in told["jobs"]} == {"own": "fine", "other": None}
 
 
 def test_stop_persists_and_stop_now_asks_before_it_drops(run, train, tmp_path):

@@ -52,6 +52,7 @@ def test_commands_options_tags_and_files_are_completed(complete, make, run):
     assert complete("nebula", "") >= set(overview) and complete("nebula", "insp") == {"inspect"}
     assert {"--sample", "--bytes", "--time", "--all", "--help"} <= complete("nebula", "verify", "--")
     assert complete("nebula", "list", "--st") == {"--stats"}
+    assert complete("nebula", "sign", "--p") == {"--p256", "--path"}
     assert complete("nebula", "verify", "--path", store, "global") == {"global_step1", "global_step2"}
     assert complete("nebula", "prune", "--path", store, "--tag", "global") == {"global_step1", "global_step2"}
     assert complete("nebula", "pin", "--path", store, "lat") == {"latest"}
@@ -62,3 +63,16 @@ def test_files_of_a_tag_are_completed_in_bash_and_zsh(complete, make, request):
         pytest.skip("fish completes tags only")
     store = make("global_step1", "model.pt=100", "optim.pt=10")
     assert complete("nebula", "inspect", "--path", store, "latest", "mod") == {"model.pt"}
+
+
+# fault (The machine and other users): A tag and a file in shared storage have names that a shell would run.
+# result: Completion offers them as they are, and runs nothing.
+def test_a_name_in_storage_is_offered_and_never_run(complete, make, tmp_path, request):
+    is_fish = request.node.callspec.params["complete"] == "fish"
+    names = [f"{one}touch {tmp_path}/ran{i}{end}" for i, (one, end) in enumerate([("a$(", ")"), ("a`", "`"), ("a'; ", ";'"), ("a*", "")])]
+    for name in names:
+        store = make(name, f"{name}=10")
+    offered = complete("nebula", "inspect", "--path", store, "a")
+    assert is_fish or offered == set(names)
+    complete("nebula", "inspect", "--path", store, "latest", "a")
+    assert not list(tmp_path.glob("ran*"))

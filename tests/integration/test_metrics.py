@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import fork_server
 import pytest
@@ -291,6 +292,70 @@ def test_dashboard_rules_and_documentation_name_exactly_what_is_exposed(live, ne
         assert used and used <= exposed, used - exposed
     table = (ROOT / "docs/operate.md").read_text().split("| metric |")[1].split("\n\n")[0]
     assert set(NAME.findall(table)) - OF_STEPS == bases - OF_STEPS
+
+
+# A file $HANGS cannot be opened while the file $WHILE exists.
+HANG = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int open_late(const char *path, int flags, va_list list)
+{
+        int (*real)(const char *, int, ...) = (int (*)(const char *, int, ...))dlsym(RTLD_NEXT, "open64");
+
+        while (!strcmp(path, getenv("HANGS")) && !access(getenv("WHILE"), F_OK))
+                usleep(10000);
+        return real(path, flags, va_arg(list, int));
+}
+
+#define OPEN(name)                                       \
+        int name(const char *path, int flags, ...)       \
+        {                                                \
+                va_list list;                            \
+                int fd;                                  \
+                                                         \
+                va_start(list, flags);                   \
+                fd = open_late(path, flags, list);       \
+                va_end(list);                            \
+                return fd;                               \
+        }
+OPEN(open)
+OPEN(open64)
+"""
+
+
+# fault (Storage): Storage hangs while Prometheus asks a node for its metrics.
+# result: The agent's metrics come, with the verdict on the job. Those of the history are as they were.
+def test_metrics_come_while_storage_hangs(nebula, history, tmp_path):
+    (tmp_path / "hang.c").write_text(HANG)
+    subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-o", tmp_path / "hang.so", tmp_path / "hang.c", "-ldl"], check=True)
+    hanging = tmp_path / "hanging"
+    environment = os.environ | {"LD_PRELOAD": str(tmp_path / "hang.so"), "HANGS": str(history), "WHILE": str(hanging)}
+    line = [nebula, "metrics", "--listen", "0", "--history", history]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment) as serving:
+        try:
+            address = serving.stdout.readline().strip()
+
+            def scrape(_=None):
+                with urllib.request.urlopen(address, timeout=300) as answer:
+                    return values(answer.read().decode())
+
+            before = scrape()
+            assert ("nebula_goodput_ratio",) in before
+            hanging.touch()
+            with ThreadPoolExecutor(20) as clients:  # more than the server has threads
+                for told in clients.map(scrape, range(20)):
+                    assert told == before
+            history.write_text("")
+            hanging.unlink()
+            until(lambda: ("nebula_goodput_ratio",) not in scrape(), 60, "the numbers of now")
+        finally:
+            serving.kill()
 
 
 def test_only_metrics_is_served_and_only_to_this_machine(nebula, history):

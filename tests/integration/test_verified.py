@@ -1,6 +1,7 @@
 """`nebula verify --sample, --bytes, --time`: a part of the versions at a time, and the time of each check is remembered in storage."""
 
 import json
+import os
 import pathlib
 import subprocess
 import time
@@ -49,6 +50,22 @@ def test_the_time_of_a_check_is_stored_and_listed_and_a_new_writing_of_the_tag_w
     assert "VERIFIED" in table and "never" in table
     make("global_step2", "a.pt=5000", "--writing", "2")
     assert listed(run, four)[2]["verified_at"] is None
+
+
+# fault (The machine and other users): The clock of the node that verifies is years ahead, once.
+# result: The versions are verified again when they are due by a right clock. Damage that was found then stays known.
+def test_a_check_by_a_clock_that_is_ahead_does_not_end_all_later_checks(run, four, tmp_path):
+    clock = tmp_path / "clock.so"
+    source = pathlib.Path(__file__).parents[1] / "doubles/os/stepped_clock.c"
+    subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-o", clock, source], check=True)
+    ahead = tmp_path / "ahead"
+    ahead.write_text(str(1000 * 86400))
+    (four / "global_step3/b.pt").write_bytes(b"")
+    assert run("verify", "--all", "--path", four, LD_PRELOAD=str(clock), NEBULA_TEST_CLOCK=str(ahead)).returncode == 1
+    rows = listed(run, four)
+    assert all(row["verified_at"] == pytest.approx(row["committed_at"]) for row in rows.values()), "the time of the commit"
+    assert [step for step, row in rows.items() if not row["verified_ok"]] == [3]
+    assert [step for step, _ in sample(run, four, "--every", "1ms", code=1)[0]] == ["1", "2", "3", "4"]
 
 
 def test_damage_is_remembered_and_in_the_metrics(run, four):

@@ -396,13 +396,15 @@ def test_the_command_follow_tries_again_what_it_could_not_put_there(place, tmp_p
 @pytest.mark.parametrize(
     ("tag", "name"),
     [
-        ("$(touch planted)`touch planted`", "%24(touch planted)%60touch planted%60"),
-        ("'; touch planted; '", "%27; touch planted; %27"),
-        ('it\'s "100 %"', "it%27s %22100 %25%22"),
+        ("$(touch planted)`touch planted`", "%24%28touch%20planted%29%60touch%20planted%60"),
+        ("'; touch planted; '", "%27%3B%20touch%20planted%3B%20%27"),
+        ("a&touch planted|touch planted>planted", "a%26touch%20planted%7Ctouch%20planted%3Eplanted"),
+        ('it\'s "100 %"', "it%27s%20%22100%20%25%22"),
         ("-rf", "-rf"),
     ],
 )
-def test_no_tag_gives_the_command_follow_words_for_the_shell(place, tag, name, tmp_path):
+@pytest.mark.parametrize("braces", ["{}", "'{}'"])  # Nebula's own quotes end those around the braces
+def test_no_tag_gives_the_command_follow_words_for_the_shell(place, tag, name, braces, tmp_path):
     session = nebula.Session(str(place.storage), world=1, persistent_time_interval=0, on_error="raise")
     with session.checkpoint(tag) as checkpoint:
         checkpoint.save_bytes("w.pt", b"values")
@@ -410,7 +412,7 @@ def test_no_tag_gives_the_command_follow_words_for_the_shell(place, tag, name, t
     nebula_command = locate.agent_path() or os.environ["NEBULA_AGENT_PATH"]
     work, directory = tmp_path / "work", tmp_path / "in"
     work.mkdir()
-    words = [nebula_command, "follow", place.storage, "--once", "--in", directory, "--exec", "cat {}/*; printf ' %s' {}"]
+    words = [nebula_command, "follow", place.storage, "--once", "--in", directory, "--exec", f"cat {braces}/*; printf ' %s' {braces}"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=work)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", f"values {directory}/{name}")
     assert not list(work.iterdir()) and not directory.exists()

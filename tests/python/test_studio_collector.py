@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 
 from nebulaml._session import locate
+from nebulaml.studio import collector as module
 from nebulaml.studio.collector import Collector
 from nebulaml.studio.source import Source
+from waiting import until
 
 SAVE = """
     nm.init(sys.argv[1], 0, 2, on_error="raise")
@@ -47,6 +50,42 @@ def test_the_end_of_nebula_store_stops_no_look_and_loses_no_metrics(place, monke
             assert time.monotonic() < deadline and collector._thread.is_alive()
             time.sleep(0.1)
     finally:
+        collector.close()
+        source.close()
+
+
+# fault (Storage): Storage hangs while a page shows a job.
+# result: The page keeps what it knew, and says since when that is old, until storage answers.
+def test_a_storage_that_hangs_is_said_on_the_page(place, monkeypatch):
+    place.run(SAVE, place.storage)
+    source = Source(str(place.storage))
+    look, hangs, answers = source.status, threading.Event(), threading.Event()
+
+    def status(*arguments):
+        if hangs.is_set():
+            assert answers.wait(60)
+        return look(*arguments)
+
+    monkeypatch.setattr(source, "status", status)
+    monkeypatch.setattr(module, "LATE_S", 0.2)
+    collector = Collector(source, 0.1)
+    collector.start()
+
+    def problems():
+        told = collector.state("", 0, 0)
+        assert len(told["rows"]) == 1
+        return [one for one in told["problems"] if "has not answered since" in one]
+
+    try:
+        until(lambda: collector._complete and not problems(), 60, "the first look")
+        hangs.set()
+        until(problems, 60, "the words")
+        assert len(problems()) == 1
+        hangs.clear()
+        answers.set()
+        until(lambda: not problems(), 60, "an answer")
+    finally:
+        answers.set()
         collector.close()
         source.close()
 

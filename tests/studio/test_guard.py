@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 
 READS = ["state", "version?tag=t", "records?tag=t&name=n", "tensors?tag=t&name=n", "doctor", "prune-preview?keep_last=1"]
 CONTROLS = ["verify", "pin", "unpin", "prune", "flush", "save-now"]
@@ -49,6 +51,30 @@ def test_the_page_may_load_nothing_from_elsewhere_and_stand_in_no_frame(place, s
         policy = headers["content-security-policy"]
         assert status == 200 and "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy
         assert headers["x-content-type-options"] == "nosniff" and "access-control-allow-origin" not in headers
+
+
+def test_pages_that_wait_for_a_change_hold_up_no_control(place, start, save):
+    """A request that had to wait for the threads of the waiting pages would come after the first of them."""
+    save(1)
+    studio = start(place.storage)
+    for _ in range(3):  # a change of the job would end the waits
+        known = studio.until(lambda state: state["now"])
+        ended: list[int] = []
+        asked = f"/api/state?epoch={known['epoch']}&since={known['revision']}"
+        pages = [threading.Thread(target=lambda at, to: to.append(studio.ask("GET", at)[0]), args=(asked, ended)) for _ in range(100)]
+        for page in pages:
+            page.start()
+        time.sleep(1)
+        assert studio.ask("GET", "/api/version?tag=global_step1")[0] == 200
+        before = len(ended)
+        studio.ask("POST", "/api/pin", {"tag": "global_step1"})  # ends the waits
+        for page in pages:
+            page.join()
+        assert set(ended) == {200}
+        studio.ask("POST", "/api/unpin", {"tag": "global_step1"})
+        if not before:
+            return
+    raise AssertionError(f"{before} waits had ended before another request was answered")
 
 
 def test_a_control_needs_a_post_and_a_read_changes_nothing(place, start, save):

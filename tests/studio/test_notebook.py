@@ -43,6 +43,39 @@ def test_a_notebook_shows_the_verdict_and_the_newest_version_and_follows_them(pl
     assert "".join(shown["data"]["text/plain"]) == "fine; newest: global_step2<b>x"
 
 
+# fault (Reports): A look at the job fails, and later ones succeed.
+# result: The view says once that it does not know, and then goes on.
+def test_a_view_goes_on_after_a_look_that_failed(place):
+    told = place.run(
+        SAVE + """
+import io, time
+from nebulaml.errors import NebulaUnavailable
+nm.init(sys.argv[1], 0, 2, on_error="raise")
+save(1)
+sys.stderr = io.StringIO()
+view = nm.watch(every=0.2)
+look, looks, fails = view._looks.ask, 0, True
+def ask(on_progress):
+    global looks
+    looks += 1
+    if fails:
+        raise NebulaUnavailable("the machine is busy")
+    return look(on_progress)
+view._looks.ask = ask
+while looks < 3:
+    time.sleep(0.01)
+fails = False
+save(2)
+while "global_step2" not in view._said:
+    time.sleep(0.01)
+view.stop()
+print(sys.stderr.getvalue().count("the machine is busy"))
+""",
+        place.storage,
+    )
+    assert told.splitlines()[-2:] == ["fine; newest: global_step2", "1"], told
+
+
 def test_without_a_notebook_a_line_tells_each_change_once(place):
     told = place.run(
         SAVE + """

@@ -46,7 +46,8 @@ class View:
         self._looks = Looks(command, path)
         self._ended = threading.Event()
         self._lock = threading.Lock()  # of looks, so that a stop shows what is newer than the last one
-        self._said = ""
+        self._said = self._failed = ""  # what was said last, and why the last look failed
+        self._page = ""  # of the last look that did not
         self._display = _display()
         self._handle: Any = None
         self.refresh()
@@ -57,13 +58,15 @@ class View:
         """Looks now."""
         with self._lock:
             status = self._looks.ask(lambda status: None)
+            self._failed = ""
             if self._display is None:
                 line = _line(status)
                 if line != self._said:
                     print(line, flush=True)
                 self._said = line
                 return
-            content = _Html(_page(self._path, status), _line(status))
+            self._page = _page(self._path, status)
+            content = _Html(self._page, _line(status))
             if self._handle is None:
                 self._handle = self._display(content, display_id=True)
             else:
@@ -82,9 +85,21 @@ class View:
         while not self._ended.wait(self._every_s):
             try:
                 self.refresh()
-            except NebulaError as failure:
-                print(f"nebula: {failure}", file=sys.stderr)
+            except NebulaError as failure:  # the next look may succeed
+                self._fail(str(failure))
+
+    def _fail(self, reason: str) -> None:
+        """Says once that what is shown is old."""
+        with self._lock:
+            if reason == self._failed:
                 return
+            self._failed, self._said = reason, ""
+            print(f"nebula: {reason}", file=sys.stderr, flush=True)
+            if self._handle is not None:
+                now = datetime.datetime.now().isoformat(" ", "seconds")
+                head = f"<b style='color:{_COLOURS['broken']}'>not known since {now}</b><br>{html.escape(_text(reason))}"
+                old = f"{head}<br>before that:{self._page}"
+                self._handle.update(_Html(old, f"not known since {now}: {_text(reason)}"))
 
 
 class _Html:

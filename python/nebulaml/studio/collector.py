@@ -21,6 +21,7 @@ METRICS_AT_ONCE = 50
 LOCAL_S = 1.0
 CLOUD_S = 15.0  # a listing of a bucket costs requests
 CLOUD_PER_VERSION_S = 0.001  # of 100,000 versions it takes 600, so they are listed every 100 s
+LATE_S = 30.0  # after so long without an answer, and three times the time of the last one, the page says that what it shows is old
 REST = 3.0  # after each look, the thread waits for this multiple of the time that the look took
 
 
@@ -44,6 +45,9 @@ class Collector:
         self._ledger: dict[str, Any] | None = None  # the answer of `nebula goodput`, and the number of lines of history that it is made from
         self._lines = 0
         self._complete = False  # storage was read once
+        self._asked: float | None = None  # when the look began that is under way
+        self._late: float | None = None  # that of the look of which the page says that it takes long
+        self._took = 0.0  # by the last look
         self._epoch = f"{time.time_ns():x}"
         self._thread = threading.Thread(target=self._run, name="nebula-studio", daemon=True)
 
@@ -77,14 +81,28 @@ class Collector:
             if epoch != self._epoch:
                 since = 0
             self._changed.wait_for(lambda: self._revision > since or self._ended, wait_s)
+            self._say_if_late()
             rows = {key: row for key, (revision, row) in self._rows.items() if revision > since}
             gone = [key for key, revision in self._removed.items() if revision > since]
             changes = {"epoch": self._epoch, "revision": self._revision, "all": since == 0, "rows": rows, "gone": gone}
             return {**changes, "works": self._works(), **self._rest}
 
+    def _say_if_late(self) -> None:
+        """Adds a problem if the look under way gets no answer. The caller holds `_changed`. The first look shows its progress instead."""
+        asked = self._asked
+        passed = time.monotonic() - asked if asked is not None else 0.0
+        if passed <= max(LATE_S, 3 * self._took) or self._late == asked or not self._complete:
+            return
+        self._late = asked
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - passed))
+        text = f"The storage has not answered since {since}: the page shows what was known then. `nebula status` has the verdict of now."
+        self._rest = {**self._rest, "problems": [*self._rest.get("problems", []), text]}
+        self._revision += 1
+        self._changed.notify_all()
+
     def _run(self) -> None:
         while not self._ended:
-            begun = time.monotonic()
+            self._asked = begun = time.monotonic()
             self._wanted.clear()
             try:
                 document = self._document()
@@ -93,8 +111,9 @@ class Collector:
             except Exception as failure:  # if the thread ended, the page would show old numbers as current ones
                 _LOGGER.exception("nebula studio: a look failed")
                 document = self._failed(f"a look failed: {type(failure).__name__}: {failure}")
+            self._asked = None
             self._publish(document)
-            took = time.monotonic() - begun
+            self._took = took = time.monotonic() - begun
             self._wanted.wait(max(self._every_s, self._per_version_s * self._stored, REST * took))
 
     def _failed(self, text: str) -> dict[str, Any]:

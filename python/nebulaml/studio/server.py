@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from importlib import resources
 from typing import Any
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -30,6 +30,7 @@ __all__ = ["build"]
 log = logging.getLogger("nebulaml")
 
 POLL_S = 20.0
+WAITING = 250  # pages that wait for a change at a time: each takes a thread, and leaves those of the other requests alone
 BODY_BYTES = 1 << 20
 MOST_CHARACTERS = 10_000  # of a text: a command line has room for it
 PAGE = {
@@ -105,6 +106,7 @@ class Studio:
 
     def __init__(self, fleet: Fleet, read_only: bool) -> None:
         self._fleet, self._read_only = fleet, read_only
+        self._waiting: CapacityLimiter | None = None  # made in the event loop
 
     def routes(self) -> list[Route]:
         reads: dict[str, Work] = {
@@ -130,7 +132,7 @@ class Studio:
         routes = [Route(path, _static(*file)) for path, file in PAGE.items()]
         routes += [Route("/api/about", self._of_all(lambda: {"several": self._fleet.several, "read_only": self._read_only}), methods=["GET"])]
         routes += [Route("/api/jobs", self._of_all(self._fleet.table), methods=["GET"])]
-        routes += [Route(f"/api/{name}", self._served(work, reading=True), methods=["GET"]) for name, work in reads.items()]
+        routes += [Route(f"/api/{name}", self._served(work, True, waits=name == "state"), methods=["GET"]) for name, work in reads.items()]
         routes += [Route(f"/api/{name}", self._served(work, reading=False), methods=["POST"]) for name, work in reads_only.items()]
         routes += [Route(f"/api/{name}", self._served(work, False, self._read_only), methods=["POST"]) for name, work in controls.items()]
         return routes
@@ -141,7 +143,11 @@ class Studio:
 
         return endpoint
 
-    def _served(self, work: Work, reading: bool, refused: bool = False) -> Callable[[Request], Awaitable[Response]]:
+    def _of_waits(self) -> CapacityLimiter:
+        self._waiting = self._waiting or CapacityLimiter(WAITING)
+        return self._waiting
+
+    def _served(self, work: Work, reading: bool, refused: bool = False, waits: bool = False) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             if refused:
                 return JSONResponse({"error": "this studio is read-only: it was started with --read-only"}, 403)
@@ -150,7 +156,8 @@ class Studio:
                 name = asked.pop("job", "")
                 if not isinstance(name, str):
                     raise NebulaConfigError("job is no text")
-                answer = await to_thread.run_sync(lambda: work(self._fleet.job(name), asked), abandon_on_cancel=True)
+                limiter = self._of_waits() if waits else None
+                answer = await to_thread.run_sync(lambda: work(self._fleet.job(name), asked), abandon_on_cancel=True, limiter=limiter)
                 if not reading:
                     log.info("nebula studio: %s %s", request.url.path, json.dumps(asked))
                     self._fleet.job(name).collector.look()

@@ -480,7 +480,6 @@ static json_t *job_json(struct catalogue *catalogue, struct job *job)
                 unsaved++;
                 unsaved_bytes += version_size(version);
         }
-        verdict_update(catalogue, job);
         body = json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:b, s:s, s:I, s:o, s:o}", "job", job->name, "path", job->persist_path,
                          "trainer_count", (json_int_t)catalogue_session_count(catalogue, job), "memory_count",
                          (json_int_t)in_memory, "unsaved_count", (json_int_t)unsaved, "unsaved_bytes", (json_int_t)unsaved_bytes, "storage_count", (json_int_t)job->known.count, "persisting",
@@ -511,13 +510,27 @@ static json_t *kept_json(const struct peer_listing *kept)
         return nodes;
 }
 
-/* Lock held; dropped meanwhile. `jobs` has a row for each job, in their order. */
+/* Whether this agent has trainers, versions or a trouble of the job, or had them. A path that a command or a reader has only looked at makes a
+ * job, too, but the agent knows nothing of the trainers elsewhere, and has no verdict on them. */
+static bool is_ours(const struct catalogue *catalogue, const struct job *job)
+{
+        if (job->trainer_session_count || job->run[0] || job->is_served || job->verdict->state != VERDICT_FINE || catalogue_is_spare(catalogue, job))
+                return true;
+        for (const struct version *version = job->versions; version; version = version->next)
+                if (version->in_memory || version->part_count)
+                        return true;
+        return false;
+}
+
+/* Lock held; dropped meanwhile. `jobs` has a row for each job that is ours, in their order. */
 static void add_kept(struct catalogue *catalogue, json_t *jobs)
 {
         struct job **list = calloc(json_array_size(jobs) + 1, sizeof *list);
         size_t count = 0;
 
         for (struct job *job = list ? catalogue->jobs : NULL; job && count < json_array_size(jobs); job = job->next) {
+                if (!is_ours(catalogue, job))
+                        continue;
                 job->pins++;
                 list[count++] = job;
         }
@@ -576,6 +589,9 @@ static enum nebula_status status_text(struct catalogue *catalogue, const char *p
 
         catalogue_lock(catalogue);
         for (struct job *job = catalogue->jobs; job; job = job->next) {
+                verdict_update(catalogue, job);
+                if (!is_ours(catalogue, job))
+                        continue;
                 json_array_append_new(jobs, job_json(catalogue, job));
                 for (const struct version *version = job->versions; version; version = version->next)
                         if (version_unsaved(version))

@@ -5,6 +5,7 @@
 #include "store/manifest_keys.h"
 #include "store/manifest_remove.h"
 #include "store/sweep.h"
+#include "full.h"
 #include "versions.h"
 #include "watched.h"
 
@@ -456,28 +457,10 @@ ON_EACH_STORE(nothing_is_taken_from_a_tag_whose_log_cannot_be_read)
         author_done(&failed);
 }
 
-static const struct store_ops *real;
-static int room; /* objects that still fit */
-
-static enum nebula_status put_into_full(struct store *at, const char *key, const void *data, uint64_t size, enum store_condition condition,
-                                        const struct store_stamp *seen, struct store_stamp *ret_stamp, struct nebula_error *failure)
-{
-        return room-- > 0 ? real->put(at, key, data, size, condition, seen, ret_stamp, failure) :
-                            error_set(failure, NEBULA_NO_SPACE, 0, "%s is full", at->root);
-}
-
-static enum nebula_status remove_from_full(struct store *at, const struct store_victim *victims, size_t count, struct nebula_error *failure)
-{
-        for (size_t i = 0; i < count; i++)
-                room += has(victims[i].key);
-        return real->remove(at, victims, count, failure);
-}
-
 /* fault (Storage): The file system is full to the last block, and versions are removed to make room.
- * result: The removal takes the blocks that it needs from the index, which a sweep makes again. */
+ * result: The removal takes the blocks that it needs from the index, and makes its entries again. */
 ON_EACH_STORE(a_version_is_removed_from_a_full_file_system)
 {
-        struct store_ops full = *store->ops;
         struct manifest manifest = { 0 };
 
         if (!(features & STORE_PATHS))
@@ -486,14 +469,11 @@ ON_EACH_STORE(a_version_is_removed_from_a_full_file_system)
         write_version((struct author){ .tag = "u", .run = "b", .names = { "x" } });
         write_version((struct author){ .tag = "v", .run = "c", .names = { "x" } });
         REQUIRE(!manifest_load(store, "t", &manifest, &error));
-        real = store->ops;
-        full.put = put_into_full;
-        full.remove = remove_from_full;
-        store->ops = &full;
-        room = -1; /* its own entry of the index is not enough */
+        fill_store(-1); /* its own entry of the index is not enough */
         CHECK(!manifest_remove(store, &manifest, &error));
-        store->ops = real;
+        empty_store();
         CHECK(!has("t/x") && !has("t/y") && count_objects("t/") == 0 && holds("u", "b") && holds("v", "c"));
+        CHECK(count_objects(".nebula/index/") == 2);
         manifest_done(&manifest);
 }
 

@@ -3,6 +3,7 @@
 
 #include "store/scan.h"
 #include "store/thin.h"
+#include "full.h"
 #include "versions.h"
 
 static enum nebula_status thin(const char *tag, const char *pattern, uint64_t *ret_bytes)
@@ -123,6 +124,24 @@ ON_EACH_STORE(files_that_an_interrupted_thinning_left_go_with_the_next_one)
         CHECK(!thin("t", "y", &bytes) && !bytes && !has("t/y") && holds("t", "a"));
 }
 
+/* fault (Storage): The file system is full to the last block, and versions are thinned to make room.
+ * result: The new entry of the log takes the block that it needs from the index, which is whole again afterwards. */
+ON_EACH_STORE(a_version_is_thinned_on_a_full_file_system)
+{
+        uint64_t bytes;
+
+        if (!(features & STORE_PATHS))
+                return;
+        write_version((struct author){ .tag = "t", .run = "a", .names = { "x", "y" } });
+        write_version((struct author){ .tag = "u", .run = "b", .names = { "x" } });
+        write_version((struct author){ .tag = "v", .run = "c", .names = { "x" } });
+        fill_store(-1);
+        CHECK(!thin("t", "y", &bytes) && bytes == FILE_BYTES);
+        empty_store();
+        CHECK(!has("t/y") && !has_file("t", "y") && holds("t", "a") && holds("u", "b") && holds("v", "c"));
+        CHECK(count_objects(".nebula/index/") == 3);
+}
+
 static void rules_are_read_as_the_settings_have_them(void)
 {
         static const char *const wrong[] = { "optimizer", "=2", "a=0", "a=-1", "a=x", "a=1 ", "a=99999999999", ",", "a=1,,b=2",
@@ -142,4 +161,5 @@ static void rules_are_read_as_the_settings_have_them(void)
 
 TAP_MAIN(TEST(a_thin_version_keeps_its_other_files_its_place_and_its_index_entry), TEST(files_apart_and_files_that_were_carried_over_go_too),
          TEST(a_version_is_not_thinned_to_nothing), TEST(a_tag_that_was_written_again_is_not_thinned_by_an_older_look),
-         TEST(files_that_an_interrupted_thinning_left_go_with_the_next_one), TEST(rules_are_read_as_the_settings_have_them))
+         TEST(files_that_an_interrupted_thinning_left_go_with_the_next_one), TEST(a_version_is_thinned_on_a_full_file_system),
+         TEST(rules_are_read_as_the_settings_have_them))

@@ -531,6 +531,36 @@ static void a_copy_that_goes_on_after_it_was_stopped_renews_its_claim(void)
         store_close(store);
 }
 
+static void damage(const char *key)
+{
+        if (store->ops->put(store, key, "", 0, STORE_ALWAYS, NULL, NULL, &error))
+                abort();
+}
+
+/* fault (Storage): A loss of power has emptied the claim or the record of a copy that was stopped.
+ * result: The next copy writes the claim again. In place of the record it takes another name, and a sweep removes the record. */
+static void a_copy_whose_claim_or_record_cannot_be_read_is_no_obstacle_to_the_next(void)
+{
+        for (int is_record = 0; is_record < 2; is_record++) {
+                char key[MANIFEST_KEY_MAX];
+                struct source source;
+
+                set_up();
+                begin(&source, "a", 1);
+                source.stops = true;
+                REQUIRE(run(&source) == NEBULA_STORAGE);
+                REQUIRE(!(is_record ? record_key : claim_key)("t", source.writer.shares[0].record.writing, 0, key, &error));
+                damage(key);
+                writer_done(&source.writer);
+                begin(&source, "a", 1);
+                source.touches = true;
+                CHECK(run(&source) == (is_record ? NEBULA_STORAGE : NEBULA_OK) && source.writer.is_overtaken == (is_record == 1));
+                CHECK(is_record || (source.is_claimed && is_newest("a")));
+                writer_done(&source.writer);
+                store_close(store);
+        }
+}
+
 /* A file of which this node's agent has noted no sum is not vouched for. */
 static void a_version_is_signed_if_its_records_are_sealed_and_have_the_sums_of_all_files(void)
 {
@@ -557,7 +587,7 @@ static void a_version_is_signed_if_its_records_are_sealed_and_have_the_sums_of_a
         crypt_key_free(trust.own.key);
 }
 
-TAP_MAIN(TEST(a_writer_notices_that_another_entry_has_followed_its_own), TEST(a_copy_that_goes_on_after_it_was_stopped_renews_its_claim), TEST(a_node_puts_no_share_of_a_tag_that_was_written_meanwhile), TEST(a_version_that_is_written_has_a_record_and_no_claim),
+TAP_MAIN(TEST(a_writer_notices_that_another_entry_has_followed_its_own), TEST(a_copy_that_goes_on_after_it_was_stopped_renews_its_claim), TEST(a_copy_whose_claim_or_record_cannot_be_read_is_no_obstacle_to_the_next), TEST(a_node_puts_no_share_of_a_tag_that_was_written_meanwhile), TEST(a_version_that_is_written_has_a_record_and_no_claim),
          TEST(a_version_is_signed_if_its_records_are_sealed_and_have_the_sums_of_all_files),
          TEST(of_a_version_that_is_written_again_only_its_own_records_go), TEST(a_sweep_since_the_first_record_of_this_version_is_noticed_and_an_older_one_is_not), TEST(a_manifest_names_the_records_of_its_own_entry_run_and_world_once_for_each_rank),
          TEST(a_version_that_is_written_has_its_index_entry_and_that_of_the_version_before_is_gone),
