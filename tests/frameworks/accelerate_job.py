@@ -21,6 +21,7 @@ parser.add_argument("--fsdp", action="store_true", help="FSDP2")
 parser.add_argument("--steps", type=int, default=8)
 parser.add_argument("--resume", help='a directory, or "newest" to let accelerate find it')
 parser.add_argument("--kill-at", type=int, default=-1)
+parser.add_argument("--scaled", action="store_true", help="with a gradient scaler and a StatefulDataLoader's state, which every rank writes")
 parser.add_argument("--start", action="store_true", help="each rank says where it starts, and ends")
 args = parser.parse_args()
 
@@ -36,6 +37,22 @@ class Counter:
 
     def load_state_dict(self, state):
         self.step = state["step"]
+
+
+class Loader:
+    """The part of accelerate's loader that its checkpoints use. The state names the rank that it is of."""
+
+    use_stateful_dataloader = True
+    dataset = None
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def state_dict(self):
+        return {"rank": self.rank}
+
+    def load_state_dict(self, state):
+        self.loaded = state["rank"]
 
 
 def main():
@@ -61,6 +78,9 @@ def main():
         if args.persist:
             nm.init(args.persist, 0)
         assert nm.attach(accelerator) is accelerator
+    if args.scaled:  # as with fp16, and with torchdata's StatefulDataLoader
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        accelerator._dataloaders.append(Loader(rank))
     if args.resume:
         accelerator.load_state(None if args.resume == "newest" else args.resume)
         accelerator.project_configuration.iteration = counter.step // 2

@@ -54,6 +54,22 @@ def test_all_nodes_load_the_state_that_one_of_them_puts_in_place(node, is_swappe
     assert [line["started"] for line in first.lines + second.lines if "started" in line] == [4, 4]
 
 
+# fault (Arguments of the caller): accelerate saves the gradient scaler and the data loader's state on every rank under one name.
+# result: Rank 0's files are in the checkpoint, and ranks of several nodes save and load it.
+@pytest.mark.parametrize("environment", ["hf"], indirect=True)
+def test_files_that_accelerate_saves_on_every_rank_are_saved_once(node):
+    job(node, "--scaled", "--steps", 2, ranks=2, nodes=True)
+    folder = node.base / "run" / "step_2"
+    until(folder.exists)
+    assert {"dl_state_dict.bin", "scaler.pt"} <= set(files_below(folder))
+    reading = "import sys, torch; print(torch.load(sys.argv[1])['rank'], torch.load(sys.argv[2])['scale'])"
+    done = subprocess.run([interpreter(ENV), "-c", reading, folder / "dl_state_dict.bin", folder / "scaler.pt"], capture_output=True, text=True)
+    assert done.stdout.split() == ["0", "8.0"], done.stderr
+    again = job(node, "--scaled", "--resume", folder, "--steps", 4, ranks=2, nodes=True)
+    assert again.resumed == 2
+    until((node.base / "run" / "step_4").exists)
+
+
 @full
 @pytest.mark.parametrize("environment", ["hf"], indirect=True)
 def test_fsdp2_loads_its_state_after_sigkill_bit_for_bit_and_stock_loads_it(node):

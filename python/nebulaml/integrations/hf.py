@@ -32,6 +32,8 @@ log = logging.getLogger("nebulaml")
 AGAIN = "~"  # before the number of a tag whose directory was removed since
 LABEL = ".nebula.json"  # in a directory that was published
 STAGING = "-staging"  # appended to the name of the directory in which the checkpoints appear
+# Files that accelerate saves on every rank under one name, so that the last one counts. Rank 0 saves them: ranks of several nodes could not.
+OF_ALL_RANKS = re.compile(r"scaler\.pt|dl_state_dict(_\d+)?\.bin")
 # Options of transformers' own callbacks that read a checkpoint when it is saved.
 SWITCHES = ("_log_model", "_log_artifacts", "_should_upload_checkpoint", "sync_checkpoints")
 
@@ -411,7 +413,8 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None, export: HF
         try:
             overlap = getattr(accelerator, "_nebula_overlap", False)
             tag = prefix + _below(home, target)
-            with captured(Capture(tags[home].get(tag, tag), staging, -2, overlap, session)) as capture:
+            left_out = None if accelerator.is_main_process else OF_ALL_RANKS
+            with captured(Capture(tags[home].get(tag, tag), staging, -2, overlap, session, left_out)) as capture:
                 plain_save(staging, *args, **kwargs)
         finally:
             configuration.automatic_checkpoint_naming = automatic
