@@ -111,9 +111,10 @@ class _NebulaFiles:
     def read_metadata(self, name: str) -> bytes:
         """Returns a file of metadata. A save that wrote the other kind has taken over this one, which names places in older files."""
         written = {one["name"]: one["sequence"] for one in self._checkpoint._report().get("files", []) if one["name"].endswith(METADATA)}
-        if name in written and written[name] < max(written.values()):
+        content = b"" if name in written and written[name] < max(written.values()) else bytes(self._checkpoint.read_bytes(name))
+        if not content:  # or an empty file in its place, for torch's own reader
             raise NebulaNotFound(f"{name} of {self._checkpoint.tag!r} is that of an earlier save: the last one has written other metadata")
-        return bytes(self._checkpoint.read_bytes(name))
+        return content
 
     def fetching(self, size: int) -> contextlib.AbstractContextManager[None]:
         """Shows the progress of a load of so many bytes."""
