@@ -178,6 +178,22 @@ def test_two_ranks_resume_bit_for_bit(node):
     assert again.end["weights"] == whole.end["weights"]
 
 
+@full
+def test_fsdp2_resumes_bit_for_bit_after_sigkill_and_stock_resumes_from_its_directory(node):
+    if ENV != "hf":
+        pytest.skip("one transformers is enough")
+    whole = stock(node, "--fsdp", ranks=2)
+    job(node, "--fsdp", "--kill-at", 5, ranks=2, check=False)
+    newest = node.base / "run" / "checkpoint-4"
+    until(newest.exists)
+    files = files_below(newest)
+    assert files == files_below(node.base / "stock" / "checkpoint-4")
+    assert {f"{part}/__{rank}_0.distcp" for part in ("pytorch_model_fsdp_0", "optimizer_0") for rank in (0, 1)} <= set(files)
+    for again in (job(node, "--fsdp", "--resume", newest, directory="other", ranks=2), job(node, "--fsdp", "--way", "stock", "--resume", ranks=2)):
+        assert again.losses == whole.losses_after(4)
+        assert again.end["weights"] == whole.end["weights"]
+
+
 # fault (Arguments of the caller): transformers is to save on each of several nodes, each time under the same names.
 # result: The Trainer refuses that before it trains.
 def test_a_trainer_that_saves_on_each_node_is_refused(node):
