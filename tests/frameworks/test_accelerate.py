@@ -150,6 +150,24 @@ for names in (["checkpoint_0"], ["checkpoint_0"], ["checkpoint_2"]):
 """)  # fmt: skip
 
 
+# fault (Storage): The directory in which accelerate writes its own small files is full, or cannot be written.
+# result: That checkpoint fails, with the reason, and training goes on.
+@directory_only("the adapter's own place for its storage is a directory")
+def test_save_state_goes_on_where_storage_refuses_its_files(node):
+    said = program(node, """
+accelerator = attached()
+accelerator.register_save_state_pre_hook(lambda models, weights, directory: open(directory + "/mine.txt", "w").close())
+staging = os.path.dirname(base) + "/.nebula/" + os.path.basename(base) + "-staging"
+os.makedirs(staging)
+os.symlink("nowhere/else", staging + "/step_1")
+accelerator.save_state(base + "/step_1")
+accelerator.save_state(base + "/step_2")
+assert nm.flush_persistence()
+assert not os.path.exists(base + "/step_1") and os.path.exists(base + "/step_2/mine.txt"), os.listdir(base)
+""")  # fmt: skip
+    assert "step_1 failed: its files cannot be written: [Errno 17] File exists" in said
+
+
 @pytest.mark.parametrize("named", [False, True], ids=["beside", "named"])
 @directory_only("the adapter's own place for its storage is a directory")
 def test_checkpoints_of_one_name_in_several_directories_share_no_file(node, named):

@@ -158,6 +158,25 @@ def test_a_run_whose_storage_has_failed_ends_all_the_same(node):
     assert result.end["step"] == 4 and result.end["names"] == []
 
 
+# fault (Storage): The directory in which transformers writes its own small files is full, or cannot be written.
+# result: That checkpoint fails, with the reason, and training goes on.
+@pytest.mark.parametrize(("ranks", "place", "link", "reason"), [
+    (1, "checkpoint-4/trainer_state.json", "/dev/full", "[Errno 28] No space left on device"),
+    (1, "checkpoint-4", "nowhere/else", "[Errno 17] File exists"),
+    pytest.param(2, "checkpoint-4", "nowhere/else", "[Errno 17] File exists", marks=full),
+])  # fmt: skip
+@directory_only("the adapter's own place for its storage is a directory")
+def test_a_full_disk_fails_the_checkpoint_whose_small_files_it_refuses_and_nothing_else(node, ranks, place, link, reason):
+    if ENV != "hf" and ranks > 1:
+        pytest.skip("one transformers is enough")
+    refused = node.base / ".nebula" / "run-staging" / place
+    refused.parent.mkdir(parents=True)
+    refused.symlink_to(link)
+    result = job(node, ranks=ranks)
+    assert result.end["step"] == 8 and result.end["names"] == ["checkpoint-2", "checkpoint-6", "checkpoint-8"]
+    assert f"checkpoint-4 failed: its files cannot be written: {reason}" in node.logs()
+
+
 def test_every_rank_knows_where_the_best_model_lies_and_loads_it(node):
     if ENV != "hf":
         pytest.skip("one transformers is enough")
