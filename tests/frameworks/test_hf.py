@@ -344,6 +344,31 @@ assert files() == whole, files()
 """
 
 
+HUB = TWO.split("def train(")[0] + """
+options = {"max_steps": 4, "save_steps": 2, "report_to": "none", "use_cpu": True, "disable_tqdm": True}
+trainer = nm.attach(transformers.Trainer(Model(), transformers.TrainingArguments(base + "/a", **options), train_dataset=data))
+trainer.args.push_to_hub, pushed = True, []  # the constructor would ask the hub
+trainer._push_from_checkpoint = lambda folder: pushed.append((os.path.basename(folder), sorted(os.listdir(folder)) != []))
+trainer.push_to_hub = lambda *args, **options: None
+trainer.train()
+print(pushed)
+"""
+
+
+# fault (Storage): Storage fails, and transformers is to push each checkpoint to the hub.
+# result: Only checkpoints whose directories are there are pushed.
+@directory_only("a dead link in place of the directory makes storage fail")
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_only_checkpoints_that_are_there_are_pushed_to_the_hub(node, is_broken):
+    if is_broken:
+        node.persist.symlink_to("nowhere")  # storage is not there
+        node.environment["NEBULA_PERSIST_GIVE_UP"] = "2"
+    command = [interpreter(ENV), "-W", "ignore", "-c", HUB, str(node.base), str(node.persist)]
+    done = subprocess.run(command, env=node.environment, capture_output=True, text=True, timeout=240)
+    pushed = [] if is_broken else [("checkpoint-2", True), ("checkpoint-4", True)]
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == str(pushed), done.stderr[-3000:]
+
+
 @directory_only("the adapter's own place for its storage is a directory")
 def test_a_run_that_is_removed_and_begun_anew_takes_over_no_file_of_the_earlier_one(node):
     command = [interpreter(ENV), "-W", "ignore", "-c", AGAIN, str(node.base)]

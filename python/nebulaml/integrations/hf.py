@@ -253,9 +253,8 @@ class NebulaTrainerMixin:
         if self.args.should_save:
             best = self.state.best_model_checkpoint
             state.rotation.rotate(session, parent, limit, {os.path.abspath(best)} if best else set())
-        if merge or push or self._nebula_must_sync():
-            session.flush_persistence(capture.tag)
-        if push:
+        is_there = (merge or push or self._nebula_must_sync()) and session.flush_persistence(capture.tag)
+        if push and is_there:  # else the hub would get what an earlier save has left, as this step's
             self._push_from_checkpoint(target)
 
     def save_model(self, *args: Any, **kwargs: Any) -> Any:
