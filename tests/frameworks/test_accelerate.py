@@ -86,6 +86,20 @@ def test_fsdp2_loads_its_state_after_sigkill_bit_for_bit_and_stock_loads_it(node
         assert result.end["weights"] == whole.end["weights"]
 
 
+@full
+@pytest.mark.parametrize("environment", ["hf-deepspeed"], indirect=True)
+def test_deepspeed_loads_its_state_after_sigkill_bit_for_bit_and_stock_loads_it(node):
+    whole = stock(node, "--deepspeed", 1, ranks=2)
+    job(node, "--deepspeed", 1, "--kill-at", 5, ranks=2, check=False)
+    newest = node.base / "run" / "step_4"
+    until(newest.exists)
+    assert files_below(newest) == files_below(node.base / "stock" / "step_4")
+    for again in (stock, job):
+        result = again(node, "--deepspeed", 1, "--resume", newest, ranks=2)
+        assert result.losses == whole.losses_after(4)
+        assert result.end["weights"] == whole.end["weights"]
+
+
 def test_stock_loads_it_and_the_other_way(node):
     whole = stock(node)
     job(node)
