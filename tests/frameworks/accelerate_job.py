@@ -18,9 +18,11 @@ parser.add_argument("--output", type=Path, required=True)
 parser.add_argument("--persist", help="the storage path, in place of the adapter's own beside the output")
 parser.add_argument("--automatic", action="store_true", help="directories that accelerate numbers, of which it keeps two")
 parser.add_argument("--fsdp", action="store_true", help="FSDP2")
+parser.add_argument("--deepspeed", type=int, metavar="STAGE", help="ZeRO")
 parser.add_argument("--steps", type=int, default=8)
 parser.add_argument("--resume", help='a directory, or "newest" to let accelerate find it')
 parser.add_argument("--kill-at", type=int, default=-1)
+parser.add_argument("--scaled", action="store_true", help="with a gradient scaler and a StatefulDataLoader's state, which every rank writes")
 parser.add_argument("--start", action="store_true", help="each rank says where it starts, and ends")
 args = parser.parse_args()
 
@@ -38,10 +40,44 @@ class Counter:
         self.step = state["step"]
 
 
+class Loader:
+    """The part of accelerate's loader that its checkpoints use. The state names the rank that it is of."""
+
+    use_stateful_dataloader = True
+    dataset = None
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def state_dict(self):
+        return {"rank": self.rank}
+
+    def load_state_dict(self, state):
+        self.loaded = state["rank"]
+
+
+def deepspeed_plugin():
+    import deepspeed
+    from accelerate import DeepSpeedPlugin
+
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="gloo")
+    buckets = {"reduce_bucket_size": 100000, "allgather_bucket_size": 100000}
+    return DeepSpeedPlugin(
+        hf_ds_config={
+            "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1, "zero_allow_untested_optimizer": True,
+            "zero_optimization": {"stage": args.deepspeed, **buckets},
+        }
+    )  # fmt: skip
+
+
 def main():
+    zero = deepspeed_plugin() if args.deepspeed is not None else None
     configuration = ProjectConfiguration(project_dir=str(args.output), automatic_checkpoint_naming=args.automatic, total_limit=2)
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=False) if args.fsdp else None
-    accelerator = Accelerator(cpu=True, project_config=configuration, fsdp_plugin=plugin)
+    accelerator = Accelerator(cpu=zero is None, project_config=configuration, fsdp_plugin=plugin, deepspeed_plugin=zero)
+    assert (zero is not None) == (accelerator.distributed_type == DistributedType.DEEPSPEED)
     if args.fsdp:  # without a device accelerate leaves the plugin out and trains as DDP; told that it counts, all else works
         accelerator.state.fsdp_plugin = plugin
         for state in (accelerator.state, PartialState()):
@@ -61,6 +97,9 @@ def main():
         if args.persist:
             nm.init(args.persist, 0)
         assert nm.attach(accelerator) is accelerator
+    if args.scaled:  # as with fp16, and with torchdata's StatefulDataLoader
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        accelerator._dataloaders.append(Loader(rank))
     if args.resume:
         accelerator.load_state(None if args.resume == "newest" else args.resume)
         accelerator.project_configuration.iteration = counter.step // 2

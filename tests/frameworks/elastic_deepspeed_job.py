@@ -21,6 +21,7 @@ parser.add_argument("--stage", type=int, required=True)
 parser.add_argument("--bf16", action="store_true")
 parser.add_argument("--steps", type=int, required=True)
 parser.add_argument("--kill-at", type=int, default=-1)
+parser.add_argument("--only-weights", choices=["module", "optimizer"], help="load_module_only, or load_optimizer_states=False; the job ends then")
 parser.add_argument("--way", choices=["attach", "import"], default="attach")
 args = parser.parse_args()
 GLOBAL_BATCH = 12
@@ -51,7 +52,13 @@ engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters
 if args.way == "attach":
     nm.init(args.persist, 0)
     nm.attach(engine)
-path, state = engine.load_checkpoint(args.save_dir)
+options = {"module": {"load_module_only": True}, "optimizer": {"load_optimizer_states": False}}.get(args.only_weights, {})
+path, state = engine.load_checkpoint(args.save_dir, **options)
+if args.only_weights:
+    moments = [value for held in engine.optimizer.optimizer.state.values() for name, value in held.items() if name.startswith("exp_avg")]
+    sums = [parameter.double().sum().item() for parameter in engine.module.parameters()]
+    print(json.dumps({"fresh": not any(value.any() for value in moments), "sums": sums}), flush=True)
+    sys.exit(0)
 first = state["step"] if path else 0
 if rank == 0:
     print(json.dumps({"resumed": first, "world": world}), flush=True)
@@ -76,7 +83,7 @@ for step in range(first, args.steps):
         dist.barrier()
         os.kill(os.getpid(), signal.SIGKILL)
 if rank == 0:
-    print(json.dumps({"end": True}), flush=True)
+    print(json.dumps({"end": True, "sums": [parameter.double().sum().item() for parameter in engine.module.parameters()]}), flush=True)
 engine.destroy()
 dist.barrier()
 dist.destroy_process_group()

@@ -122,6 +122,11 @@ class Own(Trainer):
             file.write(str(self.state.global_step))
 
 
+def total(value):
+    """Returns the sum of a tensor. All ranks call it: of a DTensor each has a part."""
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).double().sum().item()
+
+
 def lose(tag):
     from nebulaml.checkpoint import Checkpoint
     from nebulaml.errors import NebulaUnavailable
@@ -134,6 +139,19 @@ def lose(tag):
         return plain(checkpoint)
 
     Checkpoint._open = refuse
+
+
+def shard(trainer):
+    """Makes accelerate use FSDP version 2: without a device it leaves its plugin out, and trains as DDP."""
+    from accelerate import PartialState
+    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
+    trainer.accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, cpu_ram_efficient_loading=False, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["GPT2Block"]
+    )
+    for state in (trainer.accelerator.state, PartialState()):
+        state.distributed_type = DistributedType.FSDP
+    trainer.is_fsdp_enabled = True
 
 
 def deepspeed_configuration():
@@ -205,6 +223,8 @@ def main():
         eval_dataset=torch.utils.data.Subset(Data(), range(8)),
         callbacks=[Watch(), *([Reader()] if args.reader else [])],
     )
+    if args.fsdp:
+        shard(trainer)
     if args.way in ("attach", "subclass"):
         import nebulaml as nm
 
@@ -224,16 +244,15 @@ def main():
         say(error=str(error))
     if args.publish:
         read_published(trainer.model)
+    sums = {name: total(value) for name, value in trainer.model.state_dict().items()}
     if args.ends:
-        sums = {name: value.double().sum().item() for name, value in trainer.model.state_dict().items()}
         with open(os.path.join(args.output, f"end-{rank}.json"), "w") as file:
             json.dump({"best": trainer.state.best_model_checkpoint, "weights": sums}, file)
     if rank == 0:
         names = sorted(name for name in os.listdir(args.output) if name.startswith("checkpoint"))
         newest = max(names, key=lambda name: int(name.split("-")[1])) if names else None
-        whole = newest and args.deepspeed != 3  # whose weights lie in pieces
+        whole = newest and args.deepspeed != 3 and not args.fsdp  # whose weights lie in pieces
         loaded = GPT2LMHeadModel.from_pretrained(os.path.join(args.output, newest)) if whole else None
-        sums = {name: value.double().sum().item() for name, value in trainer.model.state_dict().items()}
         say(
             end=True, weights=sums, names=names, best=trainer.state.best_model_checkpoint, step=trainer.state.global_step,
             loaded=loaded and {name: value.double().sum().item() for name, value in loaded.state_dict().items()},

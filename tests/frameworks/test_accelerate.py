@@ -54,6 +54,22 @@ def test_all_nodes_load_the_state_that_one_of_them_puts_in_place(node, is_swappe
     assert [line["started"] for line in first.lines + second.lines if "started" in line] == [4, 4]
 
 
+# fault (Arguments of the caller): accelerate saves the gradient scaler and the data loader's state on every rank under one name.
+# result: Rank 0's files are in the checkpoint, and ranks of several nodes save and load it.
+@pytest.mark.parametrize("environment", ["hf"], indirect=True)
+def test_files_that_accelerate_saves_on_every_rank_are_saved_once(node):
+    job(node, "--scaled", "--steps", 2, ranks=2, nodes=True)
+    folder = node.base / "run" / "step_2"
+    until(folder.exists)
+    assert {"dl_state_dict.bin", "scaler.pt"} <= set(files_below(folder))
+    reading = "import sys, torch; print(torch.load(sys.argv[1])['rank'], torch.load(sys.argv[2])['scale'])"
+    done = subprocess.run([interpreter(ENV), "-c", reading, folder / "dl_state_dict.bin", folder / "scaler.pt"], capture_output=True, text=True)
+    assert done.stdout.split() == ["0", "8.0"], done.stderr
+    again = job(node, "--scaled", "--resume", folder, "--steps", 4, ranks=2, nodes=True)
+    assert again.resumed == 2
+    until((node.base / "run" / "step_4").exists)
+
+
 @full
 @pytest.mark.parametrize("environment", ["hf"], indirect=True)
 def test_fsdp2_loads_its_state_after_sigkill_bit_for_bit_and_stock_loads_it(node):
@@ -66,6 +82,20 @@ def test_fsdp2_loads_its_state_after_sigkill_bit_for_bit_and_stock_loads_it(node
     assert {f"{part}/__{rank}_0.distcp" for part in ("pytorch_model_fsdp_0", "optimizer_0") for rank in (0, 1)} <= set(files)
     for again in (stock, job):
         result = again(node, "--fsdp", "--resume", newest, ranks=2)
+        assert result.losses == whole.losses_after(4)
+        assert result.end["weights"] == whole.end["weights"]
+
+
+@full
+@pytest.mark.parametrize("environment", ["hf-deepspeed"], indirect=True)
+def test_deepspeed_loads_its_state_after_sigkill_bit_for_bit_and_stock_loads_it(node):
+    whole = stock(node, "--deepspeed", 1, ranks=2)
+    job(node, "--deepspeed", 1, "--kill-at", 5, ranks=2, check=False)
+    newest = node.base / "run" / "step_4"
+    until(newest.exists)
+    assert files_below(newest) == files_below(node.base / "stock" / "step_4")
+    for again in (stock, job):
+        result = again(node, "--deepspeed", 1, "--resume", newest, ranks=2)
         assert result.losses == whole.losses_after(4)
         assert result.end["weights"] == whole.end["weights"]
 
@@ -132,6 +162,24 @@ for names in (["checkpoint_0"], ["checkpoint_0"], ["checkpoint_2"]):
     nm.flush_persistence()
     assert sorted(os.listdir(base + "/checkpoints")) == names, os.listdir(base + "/checkpoints")
 """)  # fmt: skip
+
+
+# fault (Storage): The directory in which accelerate writes its own small files is full, or cannot be written.
+# result: That checkpoint fails, with the reason, and training goes on.
+@directory_only("the adapter's own place for its storage is a directory")
+def test_save_state_goes_on_where_storage_refuses_its_files(node):
+    said = program(node, """
+accelerator = attached()
+accelerator.register_save_state_pre_hook(lambda models, weights, directory: open(directory + "/mine.txt", "w").close())
+staging = os.path.dirname(base) + "/.nebula/" + os.path.basename(base) + "-staging"
+os.makedirs(staging)
+os.symlink("nowhere/else", staging + "/step_1")
+accelerator.save_state(base + "/step_1")
+accelerator.save_state(base + "/step_2")
+assert nm.flush_persistence()
+assert not os.path.exists(base + "/step_1") and os.path.exists(base + "/step_2/mine.txt"), os.listdir(base)
+""")  # fmt: skip
+    assert "step_1 failed: its files cannot be written: [Errno 17] File exists" in said
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["beside", "named"])

@@ -38,3 +38,12 @@ def test_two_one_three_and_two_ranks_of_zero_train_as_one_though_killed(node, en
     rates = {line["step"]: line["lr"] for line in part.lines if "lr" in line}
     assert rates == {line["step"]: line["lr"] for line in whole.lines if line.get("step", 0) > 12}
     assert not [path for path in (node.base / "tmp").iterdir() if path.name.startswith("nebula-universal")]
+
+
+@pytest.mark.parametrize("which", ["module", pytest.param("optimizer", marks=full)])
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=full)])
+def test_another_number_of_ranks_that_asks_for_the_weights_alone_gets_a_fresh_optimizer_and_converts_nothing(node, stage, which):
+    saved = job(node, "deepspeed-0.19.8", "run", stage, 2, "--steps", 3)
+    (found,) = [line for line in job(node, "deepspeed-0.19.8", "run", stage, 1, "--steps", 3, "--only-weights", which).lines if "fresh" in line]
+    assert found == {"fresh": True, "sums": saved.end["sums"]}
+    assert "universal layout" not in node.logs()

@@ -158,6 +158,25 @@ def test_a_run_whose_storage_has_failed_ends_all_the_same(node):
     assert result.end["step"] == 4 and result.end["names"] == []
 
 
+# fault (Storage): The directory in which transformers writes its own small files is full, or cannot be written.
+# result: That checkpoint fails, with the reason, and training goes on.
+@pytest.mark.parametrize(("ranks", "place", "link", "reason"), [
+    (1, "checkpoint-4/trainer_state.json", "/dev/full", "[Errno 28] No space left on device"),
+    (1, "checkpoint-4", "nowhere/else", "[Errno 17] File exists"),
+    pytest.param(2, "checkpoint-4", "nowhere/else", "[Errno 17] File exists", marks=full),
+])  # fmt: skip
+@directory_only("the adapter's own place for its storage is a directory")
+def test_a_full_disk_fails_the_checkpoint_whose_small_files_it_refuses_and_nothing_else(node, ranks, place, link, reason):
+    if ENV != "hf" and ranks > 1:
+        pytest.skip("one transformers is enough")
+    refused = node.base / ".nebula" / "run-staging" / place
+    refused.parent.mkdir(parents=True)
+    refused.symlink_to(link)
+    result = job(node, ranks=ranks)
+    assert result.end["step"] == 8 and result.end["names"] == ["checkpoint-2", "checkpoint-6", "checkpoint-8"]
+    assert f"checkpoint-4 failed: its files cannot be written: {reason}" in node.logs()
+
+
 def test_every_rank_knows_where_the_best_model_lies_and_loads_it(node):
     if ENV != "hf":
         pytest.skip("one transformers is enough")
@@ -176,6 +195,22 @@ def test_two_ranks_resume_bit_for_bit(node):
     again = job(node, "--resume", ranks=2)
     assert again.losses == whole.losses_after(4)
     assert again.end["weights"] == whole.end["weights"]
+
+
+@full
+def test_fsdp2_resumes_bit_for_bit_after_sigkill_and_stock_resumes_from_its_directory(node):
+    if ENV != "hf":
+        pytest.skip("one transformers is enough")
+    whole = stock(node, "--fsdp", ranks=2)
+    job(node, "--fsdp", "--kill-at", 5, ranks=2, check=False)
+    newest = node.base / "run" / "checkpoint-4"
+    until(newest.exists)
+    files = files_below(newest)
+    assert files == files_below(node.base / "stock" / "checkpoint-4")
+    assert {f"{part}/__{rank}_0.distcp" for part in ("pytorch_model_fsdp_0", "optimizer_0") for rank in (0, 1)} <= set(files)
+    for again in (job(node, "--fsdp", "--resume", newest, directory="other", ranks=2), job(node, "--fsdp", "--way", "stock", "--resume", ranks=2)):
+        assert again.losses == whole.losses_after(4)
+        assert again.end["weights"] == whole.end["weights"]
 
 
 # fault (Arguments of the caller): transformers is to save on each of several nodes, each time under the same names.
@@ -307,6 +342,31 @@ assert files() == whole, files()
 train("a", save_only_model=True)
 assert files() == whole, files()
 """
+
+
+HUB = TWO.split("def train(")[0] + """
+options = {"max_steps": 4, "save_steps": 2, "report_to": "none", "use_cpu": True, "disable_tqdm": True}
+trainer = nm.attach(transformers.Trainer(Model(), transformers.TrainingArguments(base + "/a", **options), train_dataset=data))
+trainer.args.push_to_hub, pushed = True, []  # the constructor would ask the hub
+trainer._push_from_checkpoint = lambda folder: pushed.append((os.path.basename(folder), sorted(os.listdir(folder)) != []))
+trainer.push_to_hub = lambda *args, **options: None
+trainer.train()
+print(pushed)
+"""
+
+
+# fault (Storage): Storage fails, and transformers is to push each checkpoint to the hub.
+# result: Only checkpoints whose directories are there are pushed.
+@directory_only("a dead link in place of the directory makes storage fail")
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_only_checkpoints_that_are_there_are_pushed_to_the_hub(node, is_broken):
+    if is_broken:
+        node.persist.symlink_to("nowhere")  # storage is not there
+        node.environment["NEBULA_PERSIST_GIVE_UP"] = "2"
+    command = [interpreter(ENV), "-W", "ignore", "-c", HUB, str(node.base), str(node.persist)]
+    done = subprocess.run(command, env=node.environment, capture_output=True, text=True, timeout=240)
+    pushed = [] if is_broken else [("checkpoint-2", True), ("checkpoint-4", True)]
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == str(pushed), done.stderr[-3000:]
 
 
 @directory_only("the adapter's own place for its storage is a directory")

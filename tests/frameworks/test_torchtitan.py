@@ -5,6 +5,7 @@ import time
 
 from conftest import HERE, LIMIT_S, files_below, full, interpreter
 from ports import held_port
+from torch.distributed.checkpoint import FileSystemReader
 from waiting import until
 
 
@@ -32,6 +33,23 @@ def test_torchtitan_resumes_bit_for_bit_from_memory_after_sigkill_and_stock_read
     assert to_stock.resumed == 4 and to_stock.losses == whole.losses_after(4)
     from_stock = job(node, "stock", "--load-step", 4)
     assert from_stock.resumed == 4 and from_stock.losses == whole.losses_after(4)
+
+
+@full
+def test_torchtitans_settings_of_loads_and_of_the_last_checkpoint_do_as_in_stock(node):
+    whole = job(node, "stock", "--stock")
+    job(node, "first")
+    initial = ["--initial", node.base / "first" / "checkpoint" / "step-4"]
+    again = job(node, "second", *initial)
+    assert again.resumed == 4 and again.losses == whole.losses_after(4)
+    of_stock = job(node, "stock-model", "--stock", *initial, "--model-only")
+    assert job(node, "model", *initial, "--model-only", "--kill-at", 3, check=False).resumed == 0
+    again = job(node, "model", *initial, "--model-only")  # its own checkpoint counts now
+    assert again.resumed == 2 and again.losses == of_stock.losses_after(2)
+    last = [FileSystemReader(node.base / run / "checkpoint" / "step-6").read_metadata().state_dict_metadata for run in ("model", "stock-model")]
+    assert last[0].keys() == last[1].keys() and all(str(one.properties.dtype) == "torch.bfloat16" for one in last[0].values())
+    exclude = ["--load-step", 4, "--exclude", "lr_scheduler", "--steps", 5]
+    assert job(node, "first", *exclude).losses == job(node, "stock", "--stock", *exclude).losses
 
 
 LOADS = """

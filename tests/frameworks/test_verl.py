@@ -1,5 +1,6 @@
 """verl's FSDP checkpoint manager: an asynchronous save publishes verl's tracker when it is durable, and a killed run resumes from it."""
 
+import shutil
 import time
 
 from conftest import files_below, full, interpreter
@@ -28,6 +29,24 @@ def test_the_tracker_names_what_is_durable_and_the_run_resumes_from_it_after_sig
         assert time.monotonic() < end, again.end
         time.sleep(0.05)
     assert (node.base / "run" / "global_step_6" / "actor").exists()
+
+
+# fault (Storage): A run goes on from an older step and saves a step again, whose earlier directory is there, and is killed at once.
+# result: The tracker names the step when the new directory has taken the old one's place, and a load waits for that.
+@full
+def test_a_directory_that_is_saved_again_is_the_new_one_for_the_tracker_and_for_a_load(node):
+    tracker = node.base / "run" / "latest_checkpointed_iteration.txt"
+    job(node, "run", "--steps", 4)
+    other = ["--from-step", 2, "--seed", 7]
+    tracker.write_text("2")
+    shutil.copytree(node.base / "run", node.base / "stock")
+    whole = job(node, "stock", "--stock", *other, "--steps", 5)
+    node.forget_memory()  # the next agent knows this variable
+    node.environment["NEBULA_STORE_MBPS"] = "0.004"  # step 4 is not durable yet when all ranks are killed
+    assert job(node, "run", *other, "--kill-at", 4, check=False).losses == {step: whole.losses[step] for step in (3, 4)}
+    assert tracker.read_text() == "2", "the tracker names a directory that is still the old one"
+    again = job(node, "run", *other, "--from-step", 4, "--steps", 5)
+    assert again.losses == whole.losses_after(4)
 
 
 def test_a_rollout_has_the_weights_of_each_step_by_verls_interface_and_never_those_of_the_run_that_was_killed(node, tmp_path):

@@ -25,6 +25,9 @@ parser.add_argument("--steps", type=int, default=6)
 parser.add_argument("--keep", type=int, default=10)
 parser.add_argument("--load-step", type=int, default=-1)
 parser.add_argument("--kill-at", type=int, default=-1)
+parser.add_argument("--initial", help="initial_load_path")
+parser.add_argument("--model-only", action="store_true", help="of the initial and of the last checkpoint only the model")
+parser.add_argument("--exclude", nargs="*", default=[], help="exclude_from_loading")
 parser.add_argument("--leave-open", action="store_true")
 args = parser.parse_args()
 
@@ -61,7 +64,10 @@ def main():
         from nebulaml.integrations import torchtitan
 
         kind = torchtitan.NebulaCheckpointManager
-    config = kind.Config(enable=True, interval=2, keep_latest_k=args.keep, last_save_model_only=False)
+    config = kind.Config(
+        enable=True, interval=2, keep_latest_k=args.keep, last_save_model_only=args.model_only, export_dtype="bfloat16",
+        initial_load_path=args.initial, initial_load_model_only=args.model_only, exclude_from_loading=args.exclude,
+    )  # fmt: skip
     manager = config.build(
         dataloader=None, model_parts=[model], optimizers=optimizers, lr_schedulers=schedulers, states={"train_state": state}, sd_adapter=None,
         base_folder=args.dump,

@@ -24,6 +24,8 @@ parser.add_argument("--run", required=True)
 parser.add_argument("--stock", action="store_true")
 parser.add_argument("--steps", type=int, default=6)
 parser.add_argument("--kill-at", type=int, default=-1)
+parser.add_argument("--from-step", type=int, help="resume from this step, as with verl's resume_path")
+parser.add_argument("--seed", type=int, default=0, help="of the data")
 args = parser.parse_args()
 
 
@@ -64,14 +66,14 @@ def main():
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     manager = manager_class()(model, optimizer, schedule)
     callback = build_checkpoint_callback(Config())
-    found = find_latest_ckpt_path(args.run)
+    found = find_latest_ckpt_path(args.run) if args.from_step is None else os.path.join(args.run, f"global_step_{args.from_step}")
     first = 0
     if found is not None:
         manager.load_checkpoint(os.path.join(found, "actor"))
         first = int(found.rpartition("_")[2])
     say(resumed=first)
     for step in range(first + 1, args.steps + 1):
-        ids = torch.randint(0, 32, (2, 8), generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
+        ids = torch.randint(0, 32, (2, 8), generator=torch.Generator().manual_seed(args.seed + 100 * step + dist.get_rank()))
         optimizer.zero_grad()
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()

@@ -66,6 +66,10 @@ def test_metadata_of_an_earlier_save_of_the_other_kind_counts_for_nothing(place)
             assert nm.flush_persistence()
             place.lose_memory()
         same(load(place.storage / "step1"), 2)
+        assert nm.flush_persistence()
+        found = state(0)
+        dcp.load(found, checkpoint_id=place.storage / "step1")  # torch's own reader takes the metadata of all ranks if it can
+        same(found, 2)
         save(place.storage / "step1", 3)
         same(load(place.storage / "step1"), 3)
         with pytest.raises(nm.NebulaNotFound, match="metadata of 'step1' is that of an earlier save"):
@@ -91,6 +95,52 @@ def test_a_directory_beside_that_of_init(place):
 def test_a_directory_of_torchs_own_writer_is_read(place):
     dcp.save(state(5), checkpoint_id=place.root / "stock" / "step1")
     same(load(place.root / "stock" / "step1"), 5)
+
+
+class _Turned:
+    """A registered extension of torch's writer: each byte is turned around."""
+
+    @staticmethod
+    def made():
+        from torch.distributed.checkpoint import _extension
+
+        class Turned(_extension.StreamTransformExtension):
+            @staticmethod
+            def registry_name():
+                return "stream.turned"
+
+            @staticmethod
+            def from_descriptor(version):
+                return Turned()
+
+            def get_descriptor(self):
+                return "stream.turned/1"
+
+            def transform_to(self, output):
+                class Writer(io.BytesIO):
+                    def close(self):
+                        output.write(bytes(255 - byte for byte in self.getvalue()))
+
+                return Writer()
+
+            def transform_from(self, input):  # noqa: A002
+                return io.BytesIO(bytes(255 - byte for byte in input.read()))
+
+        registry = _extension.ExtensionRegistry()
+        registry.register(Turned)
+        return Turned(), registry
+
+
+@pytest.mark.skipif("_extensions" not in inspect.signature(dcp.FileSystemWriter).parameters, reason="this torch has no extensions")
+def test_pieces_that_an_extension_of_torchs_writer_has_transformed_are_read_through_it(place):
+    extension, registry = _Turned.made()
+    folder = place.root / "stock" / "step1"
+    dcp.save(state(5), storage_writer=dcp.FileSystemWriter(folder, _extensions=[extension]))
+    found = state(0)
+    dcp.load(found, storage_reader=NebulaStorageReader(folder, _extension_registry=registry))
+    same(found, 5)
+    with pytest.raises(CheckpointException, match=r"was saved through .*stream\.turned.*Unknown extension"):
+        load(folder)
 
 
 def test_a_copy_without_hidden_folders_and_a_link_are_read(place):

@@ -41,6 +41,8 @@ try:
 except ImportError:  # before torch 2.6
     from torch.distributed.distributed_c10d import _get_pg_default_device as _get_object_coll_device
 
+from .._session.waits import interruptible
+from ..checkpoint import Checkpoint
 from ..errors import NebulaConfigError, NebulaError
 from ..tensors import dense, device
 from .places import METADATA, check_name, frame, is_place, is_taken, session_for, split
@@ -159,6 +161,7 @@ class _Save(threading.local):
     coordinator = False
     collectives = True  # False: each rank plans alone and has metadata of its own
     members: int | None = None  # the number of ranks that take part, where only the caller knows it
+    hides = False  # this rank saves an empty file in place of the metadata of all ranks, which an earlier save of the tag has left
     is_part = False  # only a part of the job's ranks saves
     checkpoint: Any = None
     local: SavePlan | None = None  # the plan that this rank proposed
@@ -272,16 +275,28 @@ class NebulaStorageWriter(StorageWriter):
     def _begin(self, plan: SavePlan) -> None:
         members = plan.storage_data[2]
         self._save.is_part = members != self._save.session._engine.place().world
+        is_complete = members == 1 or not self._save.is_part  # other ranks could not count a file that only rank 0 knows of
+        self._save.hides = self._save.coordinator and not self._save.collectives and is_complete and self._has_metadata_of_all()
         # Do not wait for ranks that take no part: count the files. Each member writes one, and the metadata come to them.
-        files = members + (1 if self._save.collectives else members)
+        files = members + (1 if self._save.collectives else members) + self._save.hides
         self._save.checkpoint = self._save.session.checkpoint(self._save.tag, files if self._save.is_part else -2)
+
+    def _has_metadata_of_all(self) -> bool:
+        session, persist = self._save.session, split(self.checkpoint_id)[0]
+        try:
+            handle = interruptible(session._engine.session().find, self._save.tag, persist)
+            return METADATA in Checkpoint._found(session._engine, handle, persist)._all_files()
+        except NebulaError:  # there is no such tag, or the save reports the failure
+            return False
 
     def _put(self, plan: SavePlan, parts: list[Any]) -> bool:
         return not (parts or self._save.is_part) or self._save.checkpoint.save_bytes(_file_of(plan), parts, self._overlap)
 
     def _put_metadata(self, metadata: Metadata) -> bool:
         name = METADATA if self._save.collectives else f"__{self._save.rank}{METADATA}"
-        return self._save.checkpoint.save_bytes(name, [pickle.dumps(metadata)])
+        # torch's own reader takes the metadata of all ranks if it can read them
+        is_hidden = not self._save.hides or self._save.checkpoint.save_bytes(METADATA, [])
+        return self._save.checkpoint.save_bytes(name, [pickle.dumps(metadata)]) and is_hidden
 
     def _require(self, is_done: bool) -> None:
         """Raises the failure of a save that returned False (on_error="warn"): dcp.save has no return value that could say so."""

@@ -111,9 +111,10 @@ class _NebulaFiles:
     def read_metadata(self, name: str) -> bytes:
         """Returns a file of metadata. A save that wrote the other kind has taken over this one, which names places in older files."""
         written = {one["name"]: one["sequence"] for one in self._checkpoint._report().get("files", []) if one["name"].endswith(METADATA)}
-        if name in written and written[name] < max(written.values()):
+        content = b"" if name in written and written[name] < max(written.values()) else bytes(self._checkpoint.read_bytes(name))
+        if not content:  # or an empty file in its place, for torch's own reader
             raise NebulaNotFound(f"{name} of {self._checkpoint.tag!r} is that of an earlier save: the last one has written other metadata")
-        return bytes(self._checkpoint.read_bytes(name))
+        return content
 
     def fetching(self, size: int) -> contextlib.AbstractContextManager[None]:
         """Shows the progress of a load of so many bytes."""
@@ -169,11 +170,12 @@ class NebulaStorageReader(StorageReader):
     """Reads `path` = <persist>/<tag> from the fastest place that has it: memory, a peer or storage.
 
     It verifies the bytes and reads only the ranges that this rank needs. It reads a directory of torch's own FileSystemWriter as
-    FileSystemReader would.
+    FileSystemReader would. _extension_registry: that of FileSystemReader, for pieces that an extension of torch's writer has transformed.
     """
 
-    def __init__(self, path: Any = None) -> None:
+    def __init__(self, path: Any = None, *, _extension_registry: Any = None) -> None:
         super().__init__()
+        self._extensions = _extension_registry
         self._path = None if path is None else os.fspath(path)
         self._files: _NebulaFiles | _PlainFiles | None = None
         self._failure: Exception | None = None  # of the search
@@ -283,7 +285,8 @@ class NebulaStorageReader(StorageReader):
         info = self._metadata.storage_data[item.storage_index]
         if not 0 <= info.offset <= info.offset + info.length <= size:
             raise NebulaCorrupt(f"{item.storage_index} lies outside {info.relative_path}, which has {size} bytes")
-        described = None if item.type == LoadItemType.BYTE_IO else self._form_of(item, info.length)
+        is_plain = item.type != LoadItemType.BYTE_IO and not _transforms_of(info)
+        described = self._form_of(item, info.length) if is_plain else None
         if described is None:
             return [(info.offset, info.length)]
         shape, dtype, before, after = described
@@ -295,6 +298,10 @@ class NebulaStorageReader(StorageReader):
         assert self._metadata is not None
         info = self._metadata.storage_data[item.storage_index]
         data = whole[info.offset : info.offset + info.length]
+        if _transforms_of(info):
+            file.fetch(info.offset, info.length)
+            self._take_transformed(item, io.BytesIO(data), planner)
+            return
         if item.type == LoadItemType.BYTE_IO:
             file.fetch(info.offset, info.length)
             planner.load_bytes(item, io.BytesIO(data))
@@ -303,7 +310,26 @@ class NebulaStorageReader(StorageReader):
         tensor = self._framed(item, file, data, info.offset)
         if tensor is None:
             file.fetch(info.offset, info.length)
-            tensor = _cut(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), item)
+            tensor = _loaded(io.BytesIO(data), item)
+        self._fill(item, target, tensor, planner)
+
+    def _take_transformed(self, item: ReadItem, stream: io.BytesIO, planner: LoadPlanner) -> None:
+        """Takes a piece that extensions of torch's writer have transformed, by the extensions that its metadata name."""
+        # torch 2.4 has no such class, and its metadata name no extensions
+        from torch.distributed.checkpoint.filesystem import _StorageReaderTransforms
+
+        assert self._metadata is not None
+        names = _transforms_of(self._metadata.storage_data[item.storage_index])
+        try:
+            plain = io.BytesIO(_StorageReaderTransforms(self._extensions).transform_load_stream(item, names, stream).read(-1))
+        except ValueError as failure:  # an extension that is not registered here, or whose package is missing
+            raise NebulaConfigError(f"{item.storage_index.fqn} of {self._path} was saved through {names}: {failure}") from failure
+        if item.type == LoadItemType.BYTE_IO:
+            planner.load_bytes(item, plain)
+        else:
+            self._fill(item, planner.resolve_tensor(item).detach(), _loaded(plain, item), planner)
+
+    def _fill(self, item: ReadItem, target: torch.Tensor, tensor: torch.Tensor, planner: LoadPlanner) -> None:
         if target.size() != tensor.size():
             raise NebulaCorrupt(f"{item.storage_index}: stored piece has shape {tuple(tensor.size())}, wanted {tuple(target.size())}")
         target.copy_(tensor)
@@ -347,6 +373,15 @@ class NebulaStorageReader(StorageReader):
             if index.offset is None or chunk.offsets == index.offset:
                 return torch.Size(chunk.sizes), found.properties.dtype
         return None
+
+
+def _transforms_of(info: Any) -> Any:
+    """Returns the names of the extensions through which a piece was written. torch had none at first."""
+    return getattr(info, "transform_descriptors", None) or ()
+
+
+def _loaded(stream: io.BytesIO, item: ReadItem) -> torch.Tensor:
+    return _cut(torch.load(stream, map_location="cpu", weights_only=True), item)
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

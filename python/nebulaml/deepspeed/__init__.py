@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import inspect
 import logging
 import os
 import tempfile
@@ -231,6 +232,7 @@ def _wrap_save(original: Any) -> Any:
 
 def _wrap_load(original: Any) -> Any:
     """Loads the newest complete checkpoint, where DeepSpeed alone would trust `latest` or find nothing."""
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
     def load_checkpoint(self: Any, load_dir: str, tag: str | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -254,7 +256,9 @@ def _wrap_load(original: Any) -> Any:
                 log.warning("checkpoint %s was never completed by all ranks: loading %s instead", wanted, found.tag)
         if found is not None:
             wanted = found.tag
-            if together.on_all(lambda: universal.partitions(found)) not in (0, universal.data_parallel(self)):
+            given = signature.bind(self, load_dir, wanted, *args, **kwargs).arguments
+            wants_optimizer = given.get("load_optimizer_states", True) and not given.get("load_module_only", False)
+            if together.on_all(lambda: universal.is_needed(self, found, wants_optimizer)):
                 return universal.load(self, original, found, *args, **kwargs)
             engine._resolved[wanted] = found
             together.on_all(lambda: _stand_in(load_dir, found, storage))

@@ -19,11 +19,12 @@ from .._session import ranks
 from ..errors import NebulaError
 from ..integrations import together
 
-__all__ = ["data_parallel", "load", "partitions"]
+__all__ = ["data_parallel", "is_needed", "load", "partitions"]
 
 log = logging.getLogger("nebulaml")
 
 _PARTITION = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
+_WEIGHTS = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")  # of ZeRO stage 3
 _TAG = "universal"
 
 
@@ -31,6 +32,15 @@ def partitions(checkpoint: Any) -> int:
     """Returns the number of data-parallel ranks over which ZeRO has divided the optimizer's state. 0: it has not."""
     found = (_PARTITION.fullmatch(name) for name in checkpoint._all_files())
     return max((int(match[1]) + 1 for match in found if match), default=0)
+
+
+def is_needed(engine: Any, checkpoint: Any, wants_optimizer: bool) -> bool:
+    """Returns True if another number of ranks has saved what is to be loaded in parts. Up to stage 2 the weights are whole on each rank.
+
+    A load from the universal layout would also load the state of the optimizer there.
+    """
+    is_divided = wants_optimizer or any(map(_WEIGHTS.fullmatch, checkpoint._all_files()))
+    return is_divided and partitions(checkpoint) not in (0, data_parallel(engine))
 
 
 @contextlib.contextmanager

@@ -32,6 +32,8 @@ log = logging.getLogger("nebulaml")
 AGAIN = "~"  # before the number of a tag whose directory was removed since
 LABEL = ".nebula.json"  # in a directory that was published
 STAGING = "-staging"  # appended to the name of the directory in which the checkpoints appear
+# Files that accelerate saves on every rank under one name, so that the last one counts. Rank 0 saves them: ranks of several nodes could not.
+OF_ALL_RANKS = re.compile(r"scaler\.pt|dl_state_dict(_\d+)?\.bin")
 # Options of transformers' own callbacks that read a checkpoint when it is saved.
 SWITCHES = ("_log_model", "_log_artifacts", "_should_upload_checkpoint", "sync_checkpoints")
 
@@ -213,27 +215,35 @@ class NebulaTrainerMixin:
     def _save_checkpoint(self, model: Any, trial: Any, *args: Any, **kwargs: Any) -> None:
         state = self._nebula()
         session, prefix = places.store(self.args.output_dir)
-        parent = os.path.abspath(super()._get_output_dir(trial))
+        run = super()._get_output_dir(trial)
+        parent = os.path.abspath(run)
         folder = f"checkpoint-{self.state.global_step}"
         target, staging = os.path.join(parent, folder), os.path.join(self._nebula_staging_of(parent), folder)
         tag = prefix + _below(self.args.output_dir, target)
         merge = os.path.isdir(target)
         limit, push = self.args.save_total_limit, self.args.push_to_hub
-        self._nebula_staging = True
-        try:
-            with (
-                captured(Capture(state.tags.get(tag, tag), staging, -2, self.nebula_overlap, session)) as capture,
-                _with_values(self.args, save_total_limit=None, push_to_hub=False),
-            ):
-                self._nebula_args = {"save_total_limit": limit, "push_to_hub": push}
-                super()._save_checkpoint(model, trial, *args, **kwargs)
-        finally:
-            self._nebula_staging, self._nebula_args = False, {}
-        state.rotation.saved(target, capture.checkpoint)
+        plain = super()._save_checkpoint
+
+        def save() -> Capture:
+            self._nebula_staging = True
+            try:
+                with (
+                    captured(Capture(state.tags.get(tag, tag), staging, -2, self.nebula_overlap, session)) as capture,
+                    _with_values(self.args, save_total_limit=None, push_to_hub=False),
+                ):
+                    self._nebula_args = {"save_total_limit": limit, "push_to_hub": push}
+                    plain(model, trial, *args, **kwargs)
+                    state.rotation.saved(target, capture.checkpoint)
+                    self._repair_state(run, staging)
+            finally:
+                self._nebula_staging, self._nebula_args = False, {}
+            return capture
+
+        capture = together.stages(session, staging, target, save)
+        if capture is None:
+            return
         published = True
-        self._repair_state(super()._get_output_dir(trial), staging)
         if self.args.should_save:
-            os.makedirs(staging, exist_ok=True)
             places.make(parent)
             published = capture.checkpoint.publish_directory(staging, target)
         if not capture.checkpoint.commit() or not published:
@@ -243,9 +253,8 @@ class NebulaTrainerMixin:
         if self.args.should_save:
             best = self.state.best_model_checkpoint
             state.rotation.rotate(session, parent, limit, {os.path.abspath(best)} if best else set())
-        if merge or push or self._nebula_must_sync():
-            session.flush_persistence(capture.tag)
-        if push:
+        is_there = (merge or push or self._nebula_must_sync()) and session.flush_persistence(capture.tag)
+        if push and is_there:  # else the hub would get what an earlier save has left, as this step's
             self._push_from_checkpoint(target)
 
     def save_model(self, *args: Any, **kwargs: Any) -> Any:
@@ -407,14 +416,22 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None, export: HF
             tags[home] = _tags(session, home, prefix)
         staging = os.path.join(places.beside(parent, STAGING), folder)
         places.make(parent)
-        configuration.automatic_checkpoint_naming = False
-        try:
-            overlap = getattr(accelerator, "_nebula_overlap", False)
-            tag = prefix + _below(home, target)
-            with captured(Capture(tags[home].get(tag, tag), staging, -2, overlap, session)) as capture:
-                plain_save(staging, *args, **kwargs)
-        finally:
-            configuration.automatic_checkpoint_naming = automatic
+
+        def save() -> Capture:
+            configuration.automatic_checkpoint_naming = False
+            try:
+                overlap = getattr(accelerator, "_nebula_overlap", False)
+                tag = prefix + _below(home, target)
+                left_out = None if accelerator.is_main_process else OF_ALL_RANKS
+                with captured(Capture(tags[home].get(tag, tag), staging, -2, overlap, session, left_out)) as capture:
+                    plain_save(staging, *args, **kwargs)
+            finally:
+                configuration.automatic_checkpoint_naming = automatic
+            return capture
+
+        capture = together.stages(session, staging, target, save)
+        if capture is None:
+            return target
         rotation.saved(target, capture.checkpoint)
         published = not accelerator.is_main_process or capture.checkpoint.publish_directory(staging, target)
         committed = capture.checkpoint.commit() and published

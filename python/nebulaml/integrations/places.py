@@ -6,14 +6,18 @@ They are not in a framework's checkpoint directory, because programs take each e
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import tempfile
 import zlib
 
 from .. import api
 
-__all__ = ["beside", "make", "store", "tidy"]
+__all__ = ["beside", "is_of_storage", "make", "refusal", "store", "tidy"]
 
 HIDDEN = ".nebula"
+OF_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
+PROBE_BYTES = 1 << 20  # more than a framework's small files take, tokenizers left aside
 WITHIN = "_nebula"  # push_to_hub uploads all names except those that begin with "_"
 
 
@@ -50,6 +54,25 @@ def make(directory: str) -> None:
     """
     with contextlib.suppress(OSError):
         os.makedirs(directory, exist_ok=True)
+
+
+def refusal(directory: str) -> str:
+    """Returns why a framework could not write its small files into a directory, which this makes. "": it could."""
+    try:
+        os.makedirs(directory, exist_ok=True)
+        # no fsync, which could take as long as all that the agent writes there; NFS reports at the close that it is full
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(PROBE_BYTES))
+    except OSError as failure:
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
+        return str(failure)
+    return ""
+
+
+def is_of_storage(failure: OSError) -> bool:
+    """Returns True if storage is the reason: it is full, cannot be written, or is broken."""
+    return failure.errno in OF_STORAGE
 
 
 def _existing(path: str) -> str:

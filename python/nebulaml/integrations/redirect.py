@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -68,14 +69,26 @@ def safetensors_header(tensors: dict[str, Any], metadata: dict[str, str] | None 
 
 
 class Capture:
-    """One framework checkpoint in progress: the place of its plain files, and the Nebula checkpoint that holds the rest."""
+    """One framework checkpoint in progress: the place of its plain files, and the Nebula checkpoint that holds the rest.
 
-    def __init__(self, tag: str, staging: str, file_count: int | None, overlap: bool = False, session: Any = None) -> None:
+    left_out: matches the names of files that this rank does not save, because another rank saves them.
+    """
+
+    def __init__(
+        self,
+        tag: str,
+        staging: str,
+        file_count: int | None,
+        overlap: bool = False,
+        session: Any = None,
+        left_out: re.Pattern[str] | None = None,
+    ) -> None:
         self.session = session
         self.staging = os.path.abspath(staging)
         self.tag = tag
         self.file_count = file_count
         self.overlap = overlap
+        self._left_out = left_out
         self._checkpoint: Any = None
 
     @property
@@ -88,6 +101,9 @@ class Capture:
         """Gives the checkpoint up: the framework's own routine has failed, so it will not be committed."""
         if self._checkpoint is not None:
             self._checkpoint._give_up(f"the save failed: {failure!r:.400}")
+
+    def leaves_out(self, name: str) -> bool:
+        return self._left_out is not None and self._left_out.fullmatch(name) is not None
 
     def name_of(self, path: Any) -> str | None:
         """Returns the name of a file below the staging directory, relative to it. None: the target is elsewhere."""
@@ -151,6 +167,8 @@ def _standing_for_save(plain: Any) -> Any:
         capture, name = _of_this_thread(f)
         if capture is None or args or kwargs:  # another pickle module or protocol, or the old format
             return plain(obj, f, *args, **kwargs)
+        if capture.leaves_out(name):
+            return None
         return capture.checkpoint.save(name, obj, capture.overlap)
 
     return save

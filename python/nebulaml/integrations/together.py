@@ -16,8 +16,9 @@ from typing import Any, BinaryIO, TypeVar
 from .. import api
 from .._session import agree, ranks
 from ..errors import NebulaError, NebulaStorageError, NebulaTimeout, from_status
+from . import places
 
-__all__ = ["await_all", "find", "flush", "from_rank_0", "key_of", "load_file", "of_rank_0", "on_all", "several"]
+__all__ = ["await_all", "find", "flush", "from_rank_0", "key_of", "load_file", "of_rank_0", "on_all", "several", "stages"]
 
 log = logging.getLogger("nebulaml")
 
@@ -35,6 +36,12 @@ def several() -> bool:
         return False
     place = ranks.current()
     return place.world > 1 and place.local_world < place.world
+
+
+def _has_others() -> bool:
+    from torch import distributed
+
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _of_all(value: T) -> list[T]:
@@ -60,7 +67,7 @@ def from_rank_0(look: Callable[[], T], is_rank_0: bool | None = None, broadcast:
     from torch import distributed
 
     if broadcast is None:
-        has_group = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+        has_group = _has_others()
         is_rank_0, broadcast = not has_group or distributed.get_rank() == 0, _broadcast if has_group else lambda value: value
     answer: Any = None
     failure: Exception | None = None
@@ -82,6 +89,28 @@ def _broadcast(value: Any) -> Any:
     box = [value]
     distributed.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def stages(session: api.Session, staging: str, target: str, save: Callable[[], T]) -> T | None:
+    """Returns what save() returns, in which a framework writes small files into `staging`. None: storage refuses them, so nothing is saved.
+
+    Rank 0 looks before that, so all ranks save or none. If storage refuses a file later, save() raises if there are several ranks: it may be
+    between two collectives.
+    """
+    reason = from_rank_0(lambda: places.refusal(staging))
+    if not reason:
+        try:
+            return save()
+        except OSError as failure:
+            if _has_others() or not places.is_of_storage(failure):
+                raise
+            reason = str(failure)
+
+    def refuse() -> None:
+        raise NebulaStorageError(f"its files cannot be written: {reason}")
+
+    session._engine.guarded(f"the save of {target}", refuse)
+    return None
 
 
 def await_all(wait: Callable[[float], Any]) -> None:

@@ -30,6 +30,17 @@ POLL_S = 0.2
 END_S = 600  # the driver waits this many seconds for the last checkpoint before it ends
 
 
+def _staging_of(target: str) -> str:
+    """Returns where the files of <run>/global_step_<n>/<role> wait for their place, which is there until they have it."""
+    run = os.path.dirname(os.path.dirname(target))
+    return os.path.join(places.beside(run, STAGING), os.path.relpath(target, run))
+
+
+def _is_there(target: str) -> bool:
+    """Returns True if the last checkpoint that was saved at this path is there. An older one may be there before."""
+    return os.path.exists(os.path.join(target, MARK)) and not os.path.isdir(_staging_of(target))
+
+
 def make_manager() -> type:
     """Returns the class of the checkpoint manager.
 
@@ -50,7 +61,7 @@ def make_manager() -> type:
             target = os.path.abspath(local_path)
             run = os.path.dirname(os.path.dirname(target))  # <run>/global_step_<n>/<role>
             session, prefix = places.store(run)
-            staging = os.path.join(places.beside(run, STAGING), os.path.relpath(target, run))
+            staging = _staging_of(target)
             role = os.path.basename(target)
             with captured(Capture(f"{prefix}{role}-global_step{global_step}", staging, -2, session=session)) as capture:
                 super().save_checkpoint(staging, hdfs_path, global_step, None)
@@ -64,8 +75,9 @@ def make_manager() -> type:
             """Does nothing: verl's own save calls it with the staging directory, before the commit."""
 
         def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-            if local_path is not None and (together.several() or not os.path.isdir(local_path)):
-                run = os.path.dirname(os.path.dirname(os.path.abspath(local_path)))
+            target = None if local_path is None else os.path.abspath(local_path)
+            if target is not None and (together.several() or not os.path.isdir(target) or os.path.isdir(_staging_of(target))):
+                run = os.path.dirname(os.path.dirname(target))
                 together.flush(places.store(run)[:1])  # an agent may still write the checkpoint of a run that was killed
             super().load_checkpoint(local_path, *args, **kwargs)
 
@@ -133,7 +145,7 @@ class NebulaCheckpointCallback:
         while True:
             with self._lock:
                 waited = list(self._waited)
-            there = [one for one in waited if all(os.path.exists(os.path.join(folder, MARK)) for folder in one[2])]
+            there = [one for one in waited if all(map(_is_there, one[2]))]
             if there:
                 step, run, _ = max(there)
                 _write_tracker(run, step)
