@@ -57,7 +57,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONPATH
 # A module is compiled when it is first imported, and kept. Most of those that pip installs never are. Images of containers forbid Python to keep
 # them: each process would then compile all of torch, which takes longer than most tests.
-export PIP_NO_COMPILE := 1
+export PIP_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 NATIVE_FILES := $(shell find src include python meson.build meson.options pyproject.toml -type f -not -name '*.pyc')
 INSTALLED := .venv/.installed
