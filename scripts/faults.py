@@ -27,7 +27,7 @@ LEADER = re.compile(r"^\s*(?:#|/?\*+/?)?\s?")
 HEAD = re.compile(r"fault(?: \(([^)]*)\))?: (.*)")
 DEFINED = re.compile(r"^ *def (test_\w+)\(|^static void (\w+)\(|^[A-Z_]+\((\w+)\)$")
 BEGUN = re.compile(r"#include|import |from ")
-SKIPPED = re.compile(r"skipif\(.*(?:NIGHTLY|MANY|LONG)|^@pytest\.mark\.nightly$|^@full$", re.M)
+SKIPPED = re.compile(r"skipif\(.*(?:NIGHTLY|MANY|LONG)|^@pytest\.mark\.nightly(?:\(.*\))?$|^@full$", re.M)
 
 
 @dataclasses.dataclass
