@@ -114,7 +114,8 @@ def page() -> str:
         "# Faults, and the tests of each", "",
         "This page is made from comments of the tests (`scripts/faults.py`). [durability.md](durability.md) says what each state promises.", "",
         "`fault/` fails every k-th system call of a whole persist, recovery and retention with EIO, ENOSPC, ENOMEM, EINTR and short",
-        "transfers. At each such point `crash/` loses, tears and reorders all data that was not synced.",
+        "transfers; `make test` fails each with EIO, and each fourth in the other ways. At each",
+        "such point `crash/` loses, tears and reorders all data that was not synced.",
     ]  # fmt: skip
     group = ""
     for fault in faults():
