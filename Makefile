@@ -57,7 +57,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONPATH
 # A module is compiled when it is first imported, and kept. Most of those that pip installs never are. Images of containers forbid Python to keep
 # them: each process would then compile all of torch, which takes longer than most tests.
-export PIP_NO_COMPILE := 1
+export PIP_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 NATIVE_FILES := $(shell find src include python meson.build meson.options pyproject.toml -type f -not -name '*.pyc')
 INSTALLED := .venv/.installed
@@ -207,7 +207,7 @@ coverage: setup-test
 # servers take the time, and those of the suite `large`, which would take minutes: `make units` runs all without, and compiles them with the warnings of
 # gcc, and `make nightly` runs all with the sanitizers. The frameworks and, beside them, the servers are fetched while the C half is built and tested, which
 # the network decides. The package, whose own environment theirs see, is built after that. The tests on emulators wait most of their time, so the tests in
-# Python run beside them.
+# Python run beside them. Each phase says when it begins, and whether the one before it has left cores idle.
 environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
 servers:
 	@scripts/azurite.sh install || test $$? = 77
@@ -217,15 +217,25 @@ LARGE := tests/unit/client_test tests/unit/sleeping_test tests/unit/store/large_
 test: setup-test
 	@log=$$(mktemp -d); { $(MAKE) servers & servers=$$!; $(MAKE) environments && wait $$servers; } >$$log/fetched 2>&1 & fetching=$$!; stores=; \
 	trap 'kill $$fetching $$stores 2>/dev/null || true; rm -rf $$log' EXIT; \
+	phase() { scripts/phase.sh $$log/phases "$$1"; }; \
+	phase "linters, and the C half"; \
 	scripts/lint.sh; \
 	TARGETS="all $(LARGE)" scripts/build.sh build; \
+	phase "the C half with sanitizers"; \
+	$(MAKE) asan-build; \
+	phase "C tests"; \
 	$(MAKE) asan SUITES="--no-suite stores --no-suite large"; \
+	phase "what is still being fetched"; \
 	wait $$fetching || { cat $$log/fetched; exit 1; }; \
+	phase "the package"; \
 	$(MAKE) package; \
+	phase "Python tests, and stores"; \
 	{ MESON_TESTTHREADS=3 meson test -C build --print-errorlogs --no-rebuild --suite stores --suite large && \
 	meson test -C build --print-errorlogs --no-rebuild client_test; } >$$log/stores 2>&1 & stores=$$!; \
 	scripts/tests.sh "commit_model or storage_model or $(SHORT_TESTS)" $(ARGS) | tee $$log/python || failed=1; \
+	phase "the end of the stores"; \
 	wait $$stores || { cat $$log/stores; failed=1; }; \
+	phase "the end"; \
 	grep -A 8 '^Ok:' $$log/stores || true; \
 	tail -n 1 $$log/python; \
 	[[ -z $${failed-} ]]

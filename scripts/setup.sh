@@ -123,6 +123,7 @@ environment() {
                 say "creating $venv"
                 "$python" -m venv "$venv" || stop "python's venv module is missing; type: sudo apt-get install -y python3-venv"
         fi
+        "$venv/bin/pip" install -q --disable-pip-version-check "$(grep '^pip==' requirements/tools.txt)"
         if [[ $purpose == wheels ]]; then
                 "$venv/bin/pip" install -q --disable-pip-version-check -r <(sed '/^# Testing/,$d' requirements/tools.txt)
                 return

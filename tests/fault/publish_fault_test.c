@@ -126,10 +126,10 @@ static void after_any_failed_call_the_next_try_publishes_the_whole(void)
         for (int one = 0; one < WAY_COUNT && !tap_failed_checks; one++) {
                 use((enum way)one);
                 for (size_t i = 0; i < (one == COPY ? sizeof errors / sizeof errors[0] : 1); i++) {
-                        uint64_t at = 0;
+                        uint64_t at = 1;
 
-                        while (sweep_once(errors[i], ++at) && !tap_failed_checks)
-                                ;
+                        while (sweep_once(errors[i], at) && !tap_failed_checks)
+                                at += os_fault_step(errors[i]); /* NEBULA_TEST_NIGHTLY=1: each */
                         CHECK(at > 1);
                 }
         }
@@ -210,10 +210,10 @@ static void a_directory_that_is_to_go_is_whole_until_it_is_gone(void)
 {
         use(COPY);
         for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
-                uint64_t at = 0;
+                uint64_t at = 1;
 
-                while (sweep_removal(errors[i], ++at) && !tap_failed_checks)
-                        ;
+                while (sweep_removal(errors[i], at) && !tap_failed_checks)
+                        at += os_fault_step(errors[i]); /* NEBULA_TEST_NIGHTLY=1: each */
                 CHECK(at > 1);
         }
 }

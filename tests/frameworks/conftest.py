@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 ENDING = HERE / "ending.py"
 RUN_ENDING = f"import runpy; runpy.run_path({str(ENDING)!r}, run_name='__main__')"
-# Most of the CPU time of importing a framework. The frameworks themselves are imported by each job.
-IMPORTED = ("torch._dynamo", "torch.distributed.checkpoint", "torchmetrics")
+# Most of the CPU time of a job: its imports. An environment has some of these. Each job begins with an import of its framework.
+IMPORTED = ("torch._dynamo", "torch.distributed.checkpoint", "torchmetrics", "deepspeed", "transformers.trainer")
 
 sys.path.append(str(ROOT / "tests" / "integration"))
 from store_servers import Servers, shared  # noqa: E402

@@ -45,6 +45,7 @@ def test_stock_deepspeed_resumes_after_sigkill_with_an_object_store(node):
     assert again.resumed == 4 and again.losses[5] == killed.losses[5] and sorted(again.losses) == [5, 6, 7, 8]
 
 
+@full
 def test_fsdp2_resumes_after_sigkill_from_an_object_store(node):
     def job(*more, **options):
         return node.run(sys.executable, "dcp_job.py", "--path", node.persist, *more, ranks=2, **options)

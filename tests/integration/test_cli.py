@@ -1061,7 +1061,7 @@ def test_store_refuses_what_is_no_request_and_goes_on(nebula, tmp_path):
     assert [entry["key"] for entry in there["entries"]] == ["a/bytes"]
 
 
-@pytest.mark.parametrize("name", ["azure", "s3"])
+@pytest.mark.parametrize("name", ["azure", pytest.param("s3", marks=pytest.mark.nightly)])
 def test_inspect_reads_the_directory_of_a_stored_file_and_verify_reads_its_bytes_once(name, run, make, servers, monkeypatch):
     from test_unchanged import Counter
 

@@ -277,6 +277,7 @@ def test_training_goes_on_while_the_table_is_gone(start_job, tmp_path, nebula, m
 
 
 # fault: as test_a_worker_whose_torchrun_was_killed_ends_and_the_others_go_on
+@pytest.mark.nightly("test_the_first_node_is_killed_the_other_goes_on_and_one_returns", "integration/test_rendezvous_azure.py::test_key_sas_and_connection_string_open_the_table")
 def test_microsofts_command_line_and_a_worker_whose_torchrun_died(start_job, tmp_path, nebula, monkeypatch):
     if shutil.which("npm") is None:
         pytest.skip("npm is not here, which installs the emulator Azurite")
@@ -304,6 +305,7 @@ def test_microsofts_command_line_and_a_worker_whose_torchrun_died(start_job, tmp
 
 # fault (Elastic jobs): Nodes are killed in the middle of a round, or all at once.
 # result: After the keep-alive time, other nodes with the same id begin a new round.
+@pytest.mark.nightly("test_the_first_node_is_killed_the_other_goes_on_and_one_returns")
 def test_nodes_killed_in_a_round_and_all_at_once_do_not_keep_the_job_from_its_id(start_job, shared):
     storage = shared
     job = start_job("--nnodes=2:2", "--max-restarts=3")

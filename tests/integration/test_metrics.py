@@ -177,6 +177,7 @@ CASES = [
 ]
 
 
+@pytest.mark.nightly("test_alert_rules_and_the_queries_of_the_dashboard_are_sound")
 def test_each_alert_fires_for_its_fault_and_none_for_a_job_that_is_well_or_has_just_begun(promtool, tmp_path):
     """Each case is an instance, because no rule joins instances: promtool evaluates the rules once for all cases."""
     series, firing = [], []

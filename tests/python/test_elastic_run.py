@@ -144,6 +144,8 @@ def test_a_worker_ends_with_a_torchrun_of_our_rendezvous_and_a_program_that_it_s
                 process.kill()
 
 
+# Warm workers have a template that imports torch, and a whole interpreter's end. These jobs import no torch. In `make nightly` they are warm, as by default.
+COLD = [] if os.environ.get("NEBULA_TEST_NIGHTLY") else ["--warm=off"]
 launch = functools.partial(fork_server.run_module, "nebulaml.elastic.run", modules=("torch.distributed.run",))
 
 STUBBORN = """
@@ -161,7 +163,7 @@ time.sleep(60 if count == 0 else 0)
 
 # fault (Elastic jobs): A worker fails while others of its node wait for it and catch SIGTERM.
 # result: They are killed, and all start again.
-@pytest.mark.parametrize("how", ["auto", pytest.param("off", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("how", [pytest.param("auto", marks=pytest.mark.nightly), "off"])
 def test_a_failed_worker_takes_the_others_of_its_node_with_it(tmp_path, place, how):
     """torchrun alone would wait 30 s for a worker that catches SIGTERM."""
     (tmp_path / "worker.py").write_text(STUBBORN)
@@ -193,7 +195,7 @@ sys.exit(9)  # step 3 never succeeds
 # result: It ends with the reason after 3 restarts without a new committed step.
 def test_a_job_that_fails_again_and_again_without_a_new_step_ends_with_the_reason(tmp_path, place):
     (tmp_path / "worker.py").write_text(STALLS)
-    command = ["--standalone", "--nproc_per_node=1", "--max_restarts=50"]
+    command = ["--standalone", "--nproc_per_node=1", "--max_restarts=50", *COLD]
     command.append("--monitor-interval=600")  # the end of each worker is noticed all the same
     job = launch(*command, tmp_path / "worker.py", tmp_path, timeout=200)
     assert job.returncode == 1
@@ -220,7 +222,7 @@ sys.exit(0 if latest and latest.step == 2 else 9)
 # result: With `--on-poison=older` it loads the one before.
 def test_a_checkpoint_whose_load_is_followed_by_failures_is_passed_over_for_the_one_before(tmp_path, place):
     (tmp_path / "worker.py").write_text(POISONED)
-    command = ["--standalone", "--nproc_per_node=1", "--max_restarts=50", "--on-poison=older"]
+    command = ["--standalone", "--nproc_per_node=1", "--max_restarts=50", "--on-poison=older", *COLD]
     job = launch(*command, tmp_path / "worker.py", tmp_path, timeout=200)
     assert job.returncode == 0, job.stderr
     assert (tmp_path / "loads").read_text().split() == ["None", "3", "3", "3", "2"]
@@ -253,7 +255,7 @@ sys.exit(0 if latest and latest.step == 3 and content == b"good" else 9)
 # result: It loads the tag's new version, not the one before again.
 def test_a_tag_that_was_passed_over_is_loaded_again_once_it_has_another_version(tmp_path, place):
     (tmp_path / "worker.py").write_text(REWRITTEN)
-    command = ["--standalone", "--nproc_per_node=1", "--max_restarts=50", "--on-poison=older"]
+    command = ["--standalone", "--nproc_per_node=1", "--max_restarts=50", "--on-poison=older", *COLD]
     job = launch(*command, tmp_path / "worker.py", tmp_path, timeout=200)
     assert (tmp_path / "loads").read_text().splitlines() == ["None none", *["3 bad"] * 3, "2 good", "3 good"], job.stderr
     assert job.returncode == 0, job.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import fork_server
 import nebulaml
 import pytest
 
@@ -27,6 +28,11 @@ def die(number):
     os.kill(os.getpid(), number)
     time.sleep(60)
 """
+
+
+@pytest.fixture(autouse=True)
+def whole_end(monkeypatch):
+    monkeypatch.setenv(fork_server.WHOLE_END, "1")
 
 
 @pytest.fixture(autouse=True)

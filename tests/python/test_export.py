@@ -115,6 +115,7 @@ def test_a_forked_worker_does_not_hold_the_exports_up(place, tmp_path):
     assert output == "True\n"
 
 
+@pytest.mark.nightly("python/test_export_background.py::test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on")
 def test_a_failed_export_is_reported_and_the_next_one_succeeds(nm, tmp_path, capfd):
     with nm.Checkpoint("global_step1") as checkpoint:
         checkpoint.save("model.pt", {"optimizer": {"state": {}, "lr": 1.0}})
@@ -139,6 +140,7 @@ def test_views_of_one_storage_that_none_covers_are_kept_apart(nm, tmp_path):
     assert header(tmp_path / "x.safetensors") == {"format": "pt"}
 
 
+@pytest.mark.nightly("python/test_export_hf.py::test_a_file_with_classes_of_the_program_is_exported_and_none_of_its_code_runs")
 def test_a_file_with_classes_of_the_program_is_exported_and_none_of_its_code_runs(place, tmp_path):
     place.run(
         """

@@ -66,6 +66,7 @@ def test_a_job_exports_no_version_of_another_job_of_its_path(nm, place, tmp_path
 
 
 # fault: as test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on
+@pytest.mark.nightly("test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on")
 def test_an_export_whose_directory_failed_is_tried_again(nm, place, tmp_path):
     events = []
     blocked = tmp_path / "out"

@@ -57,3 +57,24 @@ def test_it_ends_by_a_signal_an_exception_or_a_timeout_as_a_process_does():
     assert sleeper.wait() == -signal.SIGKILL and time.monotonic() - begun < 30
     failing = fork_server.start("raise ValueError('it fails')", stderr=subprocess.PIPE)
     assert "ValueError: it fails" in failing.communicate(timeout=60)[1] and failing.returncode == 1
+
+
+ENDS = """
+import atexit, ctypes, os, sys, torch
+class Told:
+    def __init__(self, text): self.text = text
+    def __del__(self, write=os.write): write(1, self.text)
+own, torch.of_a_test = Told(b"global "), Told(b"module ")
+libc = ctypes.CDLL(None)
+libc.__cxa_atexit(libc.printf, b"C", None)  # into the buffer of C
+atexit.register(os.write, 1, b"Python ")
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(("end", "said"), [("", "Python global C"), ("1", "Python module global C")])
+def test_it_ends_by_its_own_functions_and_objects_and_with_a_whole_end_by_those_of_the_modules_too(monkeypatch, end, said):
+    if end:
+        monkeypatch.setenv(fork_server.WHOLE_END, end)
+    trainer = fork_server.start(ENDS)
+    assert trainer.communicate(timeout=60)[0] == said and trainer.returncode == 7

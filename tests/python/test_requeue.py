@@ -69,7 +69,10 @@ def real(place: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str]
         one.close()
 
 
-@pytest.mark.parametrize("kind", REAL_STORIES)
+IN_SHORT = pytest.mark.nightly("test_no_node_loads_an_older_a_mixed_or_a_removed_version_in_short_stories")
+
+
+@pytest.mark.parametrize("kind", ["directories", "nfs", pytest.param("s3", marks=IN_SHORT)])
 def test_no_node_loads_an_older_a_mixed_or_a_removed_version_in_stories_of_real_trainers(real, kind):
     player, wrong = real(kind), []
     ways = ways_here() if kind == "directories" else ["api", "manager"]

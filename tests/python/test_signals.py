@@ -15,8 +15,7 @@ import nebulaml as nm
 import pytest
 from waiting import until
 
-METHODS = ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.nightly)]
-FORK = ["fork", *(pytest.param(method, marks=pytest.mark.nightly) for method in ("spawn", "forkserver"))]
+METHODS = ["fork", *(pytest.param(method, marks=pytest.mark.nightly) for method in ("spawn", "forkserver"))]
 
 HEAD = """
 import multiprocessing, os, signal, sys, time, torch
@@ -74,7 +73,7 @@ def ended(process: fork_server.Trainer, timeout: float = 60) -> tuple[list[str],
 
 
 # fault: as test_sigterm_to_the_whole_group_saves_and_the_workers_of_a_loader_live_until_then
-@pytest.mark.parametrize("method", FORK)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_process_of_the_program_ends_by_terminate_and_so_does_a_pool(place, method):
     with job(place, """
         def work(seconds=600): time.sleep(seconds)
@@ -122,7 +121,7 @@ def test_sigterm_to_the_whole_group_saves_and_the_workers_of_a_loader_live_until
         assert manager.latest_step() is not None
 
 
-@pytest.mark.parametrize("method", FORK)
+@pytest.mark.parametrize("method", METHODS)
 def test_workers_go_on_making_batches_after_sigterm_to_the_whole_group(place, method):
     with job(place, LOADER + """
     with nm.Manager(PATH, save_every_steps=10**9) as manager:
@@ -159,7 +158,7 @@ def test_workers_end_with_their_trainer(place, method, number):
         until(lambda: not group(process.pid), 60, "the end of the workers")
 
 
-@pytest.mark.parametrize("method", FORK)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_trainer_ends_a_worker_by_sigterm(place, method):
     with job(place, LOADER + """
     with nm.Manager(PATH, save_every_steps=10**9) as manager:

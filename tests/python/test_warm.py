@@ -384,6 +384,7 @@ def test_nebulas_launcher_restarts_warm_and_the_next_run_starts_warm(place, tmp_
     until(lambda: not [pid for pid in os.listdir("/proc") if pid.isdigit() and b"elastic import warm" in cmdline(pid)], 60, "the end of the templates")
 
 
+@pytest.mark.nightly("test_nebulas_launcher_restarts_warm_and_the_next_run_starts_warm", "test_a_warm_worker_sees_what_a_cold_one_sees")
 def test_plain_torchrun_starts_warm_with_our_interpreter(place, tmp_path):
     script = tmp_path / "job.py"
     script.write_text(textwrap.dedent(JOB))

@@ -268,6 +268,7 @@ def test_a_store_whose_host_hangs_keeps_a_publication_waiting_once_and_not_for_e
         host.communicate("\n", timeout=60)
 
 
+@pytest.mark.nightly("test_a_step_that_one_rank_cannot_take_is_published_by_none")
 def test_ranks_that_publish_different_steps_in_one_call_publish_none(job, follower, place, out):
     assert job.ask("publish", 1) == [True, True] and exact(follower.prepare(60), out)
     for steps in (2, 3), (5, 4):

@@ -14,6 +14,7 @@ from waiting import until
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.nightly("studio/test_page.py::test_a_job_is_followed_live_through_a_kill_and_a_resume")
 @pytest.mark.skipif(CHROMIUM is None, reason="this machine has no Chromium: scripts/studio.sh browser")
 def test_the_demo_makes_its_pictures_and_leaves_nothing_running(tmp_path):
     work = Path(tempfile.mkdtemp(dir="/tmp"))  # the path of a socket must be short

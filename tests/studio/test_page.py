@@ -642,8 +642,9 @@ def test_a_verdict_is_a_banner_above_every_panel_until_the_job_is_fine(place, st
 AXE = Path(sys.prefix) / "axe/node_modules/axe-core/axe.min.js"
 
 
+@pytest.mark.nightly("test_every_text_has_the_contrast_that_wcag_asks_for", "test_tabs_by_keyboard_and_names_for_a_screen_reader")
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not here: scripts/studio.sh browser installs it with npm")
-@pytest.mark.parametrize("width", [400, pytest.param(1280, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("width", [400, 1280])
 def test_axe_finds_no_fault_on_any_panel(place, start, save, page, width):
     """https://github.com/dequelabs/axe-core: the rules of WCAG 2.2 that a program can check."""
     save(1, 2, 3)

@@ -162,6 +162,7 @@ exec {real} "$@"
 
 # fault (Reports): An export of the studio's page is stopped.
 # result: It leaves nothing.
+@pytest.mark.nightly("test_long_work_shows_its_progress_and_can_be_stopped", "python/test_export_hf.py::test_the_command_exports")
 def test_an_export_shows_its_progress_leaves_nothing_if_it_is_stopped_and_is_loaded_if_not(place, start, page):
     place.run(
         """

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "os/os.h"
@@ -200,6 +201,11 @@ bool os_fault_end(void)
 uint64_t os_fault_count(void)
 {
         return atomic_load(&count);
+}
+
+uint64_t os_fault_step(int error)
+{
+        return error == EIO || getenv("NEBULA_TEST_NIGHTLY") ? 1 : 4;
 }
 
 const char *os_fault_where(void)

@@ -3,13 +3,14 @@
  * only: it is in the library nb_os_test, not in the product.
  *
  *     struct os_fault fault = { .error = EIO };
+ *     fault.at = 1;
  *     do {
- *             fault.at++;
  *             ... a fresh start ...
  *             os_fault_begin(&fault);
  *             ... the code under test ...
  *             hit = os_fault_end();
  *             ... the conditions that must hold whichever call failed: os_fault_where() ...
+ *             fault.at += os_fault_step(fault.error);
  *     } while (hit);
  *
  * Only calls that can fail in the chosen way count:
@@ -45,6 +46,9 @@ void os_fault_begin(const struct os_fault *fault);
 bool os_fault_end(void);
 /* Number of calls that counted. */
 uint64_t os_fault_count(void);
+/* How far the next call to fail in this way is from the last one. Each call fails with EIO, and each fourth in any other way; with
+ * NEBULA_TEST_NIGHTLY=1 each in all. */
+uint64_t os_fault_step(int error);
 /* The name of the call that failed first, such as "fsync"; "" if none failed. */
 const char *os_fault_where(void);
 
