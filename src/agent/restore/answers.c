@@ -73,9 +73,11 @@ bool answers_given(const struct session *session, const struct ipc_find *request
 {
         struct answer **link = find(session, request);
 
-        if (*link && (*link)->rank_count >= local_ranks(session) && os->now_ns() - (*link)->last_ns >= NEW_QUESTION_NS)
+        if (*link && has_got(*link, session->rank) && os->now_ns() - (*link)->last_ns >= NEW_QUESTION_NS) {
                 drop(link);
-        if (!*link || strcmp((*link)->asked, request->tag)) /* the next one has taken the place of the one that was dropped */
+                return false;
+        }
+        if (!*link)
                 return false;
         *ret_found = (*link)->found;
         return true;

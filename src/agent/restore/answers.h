@@ -2,8 +2,8 @@
  * answers.h - the ranks of a node load one version.
  *
  * They search one after the other, and another node may make a version durable, or write a tag again, in between. So until a run has committed a
- * version, all its ranks on this node get the version that the first of them has found: one for the newest, and one for each tag. A minute after
- * all of them have asked, a search is a new question.
+ * version, all its ranks on this node get the version that the first of them has found: one for the newest, and one for each tag. A rank that asks
+ * again a minute later asks anew, for all.
  *
  * Call all functions with the catalogue's lock held.
  */
