@@ -118,13 +118,13 @@ bool carry_over_awaits(const struct version *version)
                ancestry_covers(version, manifest->run, manifest->sequence);
 }
 
-/* The oldest version that this agent may place among the stored ones; NULL: none. */
-static struct version *oldest_committed(const struct job *job)
+/* The oldest version later than `after` that this agent may place among the stored ones; NULL: none. */
+static struct version *oldest_committed(const struct job *job, uint64_t after)
 {
         struct version *oldest = NULL;
 
         for (struct version *version = job->versions; version; version = version->next)
-                if (version->sequence && !version->stored && !version->adopted && !version->is_spread && !version->is_remote &&
+                if (version->sequence > after && !version->stored && !version->adopted && !version->is_spread && !version->is_remote &&
                     version->ancestry->beginning == job->runs->beginning && (!oldest || version->sequence < oldest->sequence))
                         oldest = version;
         return oldest;
@@ -133,7 +133,7 @@ static struct version *oldest_committed(const struct job *job)
 /* Versions that were committed before the first scan are newer than all stored ones, even if the clock was behind. */
 static void renumber(struct catalogue *catalogue, struct job *job, bool is_first)
 {
-        struct version *version = is_first ? oldest_committed(job) : NULL;
+        struct version *version = is_first ? oldest_committed(job, 0) : NULL;
         uint64_t newest = 0, last;
 
         for (size_t i = job->known.count; i-- && !newest;)
@@ -144,9 +144,22 @@ static void renumber(struct catalogue *catalogue, struct job *job, bool is_first
         if (!version || version->sequence > newest || last == DOCUMENT_SEQUENCE_MAX)
                 return;
         /* Oldest first, then those after it: their order stays. */
-        for (; version->sequence <= last; version = oldest_committed(job)) {
+        for (; version->sequence <= last; version = oldest_committed(job, 0)) {
                 version_renumber(version, job_next_sequence(job));
                 version_mark(catalogue, version);
+        }
+}
+
+void carry_over_renumber(struct catalogue *catalogue, struct version *version, uint64_t sequence)
+{
+        uint64_t before = version->sequence;
+        struct version *next;
+
+        version_renumber(version, sequence);
+        job_saw_sequence(version->job, sequence);
+        while ((next = oldest_committed(version->job, before)) && next != version && next->sequence < sequence && version->job->last_sequence < DOCUMENT_SEQUENCE_MAX) {
+                version_renumber(next, job_next_sequence(version->job));
+                version_mark(catalogue, next);
         }
 }
 

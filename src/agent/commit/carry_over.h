@@ -18,5 +18,8 @@ bool carry_over_awaits(const struct version *version);
 /* For versions that were committed before storage was known: adds files of the tag's version in storage. At the first scan it also
  * makes these versions newer than all stored ones. */
 void carry_over_stored(struct catalogue *catalogue, struct job *job, bool is_first);
+/* Gives a version the sequence of its manifest. If storage had a later version, that is larger than the one before. Then the versions after it
+ * get still larger ones: their order stays. */
+void carry_over_renumber(struct catalogue *catalogue, struct version *version, uint64_t sequence);
 
 #endif

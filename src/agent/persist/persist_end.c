@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "agent/commit/ancestry.h"
+#include "agent/commit/carry_over.h"
 #include "agent/commit/commit.h"
 #include "agent/persist/persist_private.h"
 
@@ -69,9 +70,8 @@ static bool make_known(struct plan *plan, bool is_writer)
         bool is_newest;
 
         catalogue_lock(catalogue);
-        version_renumber(version, written->sequence);
+        carry_over_renumber(catalogue, version, written->sequence);
         version->line = written->line;
-        job_saw_sequence(job, written->sequence);
         known = known_put(&job->known, job->name, written);
         if (!known) {
                 known_free(known_take(&job->known, job->name, written->tag)); /* rather none than the one before */

@@ -8,6 +8,7 @@
 #include "agent/clients/report.h"
 #include "agent/clients/verdict.h"
 #include "agent/commit/ancestry.h"
+#include "agent/commit/carry_over.h"
 #include "agent/commit/commit_end.h"
 #include "agent/commit/commit_rule.h"
 #include "agent/commit/lineage.h"
@@ -712,6 +713,26 @@ static void a_version_follows_an_earlier_one_of_its_tag_that_becomes_durable_lat
         REQUIRE(version && !ancestry_covers(version, "a", late));
         ancestry_stored(first, late);
         CHECK(ancestry_covers(version, "a", late));
+        bench_done(&bench, true);
+}
+
+/* Storage had a later version of another run, so the first one got a larger number in its manifest. */
+static void the_order_of_a_runs_versions_stays_when_one_gets_a_larger_number(void)
+{
+        struct version *first, *again, *other;
+        struct bench bench;
+
+        bench_init(&bench, NULL, "");
+        first = bench_version(&bench, "t", 1, 0);
+        other = bench_version(&bench, "u", 2, 0);
+        again = bench_version(&bench, "t", 0, 3);
+        REQUIRE(first && other && again);
+        catalogue_lock(&bench.catalogue);
+        carry_over_renumber(&bench.catalogue, first, again->sequence + SECOND_NS);
+        CHECK(first->sequence < other->sequence && other->sequence < again->sequence);
+        version_give_way(&bench.catalogue, again, first->sequence);
+        CHECK(!again->superseded);
+        catalogue_unlock(&bench.catalogue);
         bench_done(&bench, true);
 }
 
@@ -1490,6 +1511,7 @@ TAP_MAIN(TEST(the_node_to_which_rank_0_is_connected_leads_before_rank_0_saves),
          TEST(a_version_that_is_saved_while_storage_is_read_waits_for_the_files_that_were_asked_for),
          TEST(a_later_step_of_another_job_in_the_same_storage_begins_no_line),
          TEST(a_run_goes_back_to_the_step_to_which_the_run_before_it_went_back),
+         TEST(the_order_of_a_runs_versions_stays_when_one_gets_a_larger_number),
          TEST(a_version_says_when_the_trainers_before_it_ended),
          TEST(a_rank_that_commits_nothing_after_a_counted_version_takes_part_in_the_next),
          TEST(a_rank_that_never_committed_a_counted_version_does_not_hold_up_the_next), TEST(a_late_commit_of_a_counted_version_closes_nothing_in_the_next),
