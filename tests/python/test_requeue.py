@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rivals
 from nodes import Node
 from requeue import InProcess, explain, judge, shrink, write
 from requeue_real import Directories, Objects, Real, Shares, ways_here
@@ -20,6 +21,7 @@ from store_servers import shared  # noqa: E402
 
 LONG = bool(os.environ.get("NEBULA_TEST_NIGHTLY"))
 SHORT_STORIES = 10_000 if LONG else 300
+RIVAL_STORIES = 5_000 if LONG else 40
 REAL_STORIES = {"directories": 180, "nfs": 60, "s3": 60} if LONG else {"directories": 1, "nfs": 1, "s3": 1}
 STORIES = sorted((ROOT / "tests" / "campaign" / "stories").glob("*/*"))
 
@@ -38,10 +40,21 @@ def player(request: pytest.FixtureRequest) -> Iterator[InProcess]:
 
 def test_no_node_loads_an_older_a_mixed_or_a_removed_version_in_short_stories(player):
     for seed in range(SHORT_STORIES):
-        story = write(seed, faults=player.faults)
+        story = write(seed, length=14 if seed % 10 else 40, faults=player.faults)
         if judge(story, player.play(story)):
             shorter = shrink(story, lambda one: judge(one, player.play(one)) is not None)
             pytest.fail(f"story {seed}, of which this is left:\n{explain(shorter, player.play(shorter))}")
+
+
+# fault (Storage): Two runs of a job live at the same time, on two nodes, and write the same tags.
+# result: A run replaces only versions of runs after which it came. Its other versions give way. No tag is a mixture, and retention leaves the
+# versions of the other run.
+def test_runs_that_live_at_the_same_time_mix_and_remove_nothing_of_each_other(player):
+    for seed in range(RIVAL_STORIES):
+        story = rivals.write(seed)
+        if rivals.judge(story, player.play(story)):
+            shorter = rivals.shrink(story, lambda one: rivals.judge(one, player.play(one)) is not None)
+            pytest.fail(f"story {seed}, of which this is left:\n{rivals.explain(shorter, player.play(shorter))}")
 
 
 @pytest.fixture
