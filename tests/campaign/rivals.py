@@ -246,6 +246,8 @@ class World:
         run, content = self.run, self.seen.get(tag)
         own, (stored, before) = run.of_tag(tag), self.storage.get(tag, (None, {}))
         covers = stored is None or self._covers(stored)
+        if covers and stored is not None and own is not None and own.number < stored.number:
+            covers = None  # the run has saved it before it came after the other one
         waits = own is not None and not own.is_durable and not own.gave_way
         is_whole = own is not None and set(own.own) == set(FILES)
         if content is None or (stored is not None and content == before):
@@ -276,7 +278,7 @@ class World:
 
     def _load(self, answer: str, tag: str) -> str | None:
         run, own, stored = self.run, self.run.of_tag(tag), self.storage.get(tag)
-        is_certain = own is not None and not own.gave_way and not run.keep and (not own.is_durable or (stored and stored[0] is own))
+        is_certain = own is not None and set(own.own) == set(FILES) and not own.gave_way and not run.keep and (not own.is_durable or (stored and stored[0] is own))
         if answer == "none" or answer.startswith("error"):
             if is_certain:
                 return f"is lost for {run.name}, which has saved it"
