@@ -19,7 +19,7 @@ import fork_server
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from test_goodput import JOB, trained  # noqa: E402
+from test_goodput import JOB, Job, trained  # noqa: E402
 from waiting import until  # noqa: E402
 
 parser = pytest.importorskip("prometheus_client.parser")
@@ -93,6 +93,24 @@ def test_the_numbers_are_those_of_the_history_and_no_tag_is_in_them(run, history
     for kind in ("blocked", "inflated", "lost", "restart"):
         assert found["nebula_badput_seconds_total", kind] == ledger["spent"][kind]
     assert found["nebula_agent_up",] == 0
+
+
+# fault (The machine and other users): The clock of a node is a year ahead for some saves, and is then set back.
+# result: `nebula metrics` has the time of the newest save since, so the alerts for missing checkpoints go on.
+def test_a_save_in_the_future_is_not_the_last_success_for_a_year(run, tmp_path):
+    job = Job(start=time.time() - 3600)
+    for ahead in (0, 365 * 86400, 0):
+        job.train(10)
+        job.now += ahead
+        job.save()
+        job.now -= ahead
+    last = job.rows[-1]
+    last["size_bytes"] = 123
+    told = values(run("metrics", "--history", job.write(tmp_path / "history.csv")).stdout)
+    for tier, name in (("memory", "committed"), ("storage", "durable")):
+        assert told["nebula_checkpoint_last_success_timestamp_seconds", tier] == pytest.approx(last[name])
+        assert told["nebula_checkpoint_last_step", tier] == last["step"]
+    assert told[("nebula_checkpoint_size_bytes",)] == 123
 
 
 def test_promtool_has_no_complaint(run, history, promtool):
