@@ -377,6 +377,26 @@ def test_metrics_come_while_storage_hangs(nebula, history, tmp_path):
             serving.kill()
 
 
+# fault (Reports): Many clients connect to the metrics of a node and send half a request.
+# result: Prometheus gets its answer in the time that it waits.
+def test_clients_that_send_half_a_request_hold_up_no_scrape(nebula, history):
+    line = [nebula, "metrics", "--listen", "0", "--history", history]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as serving:
+        halves = []
+        try:
+            address = serving.stdout.readline().strip()
+            port = int(address.split(":")[2].split("/")[0])
+            for _ in range(60):
+                halves.append(socket.create_connection(("127.0.0.1", port)))
+                halves[-1].sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                assert "nebula_goodput_ratio" in families(answer.read().decode())
+        finally:
+            for one in halves:
+                one.close()
+            serving.kill()
+
+
 def test_only_metrics_is_served_and_only_to_this_machine(nebula, history):
     serving = subprocess.Popen(
         [nebula, "metrics", "--listen", "0", "--history", history], stdout=subprocess.PIPE, text=True
