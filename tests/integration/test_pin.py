@@ -117,3 +117,10 @@ def test_metadata_with_large_numbers_and_a_nul_hides_no_metrics(run, maker, tmp_
     versions = json.loads(run("list", "--metrics", "--json", "--path", "store").stdout)["versions"]
     assert versions[0]["metadata"] == {"seed": float(2**127), "note": "a\0b", "of": [[float(2**64), -float(2**70)]]}
     assert 'note="a\\u0000b"' in run("inspect", "t", "--path", "store").stdout
+
+
+def test_a_path_that_is_not_there_has_no_pins_to_show_or_to_remove(run, tmp_path):
+    for words in (["pin"], ["unpin", "global_step1"]):
+        told = run(*words, "--path", tmp_path / "mistyped")
+        assert told.returncode == 3 and f"{tmp_path}/mistyped does not exist" in told.stderr
+    assert not (tmp_path / "mistyped").exists()
