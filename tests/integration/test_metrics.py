@@ -446,6 +446,11 @@ def test_a_wrong_address_is_exit_2(run, address):
     assert told.returncode == 2 and "--listen takes" in told.stderr
 
 
+def test_a_file_in_a_directory_that_is_missing_is_an_error_that_names_the_directory(run, history, tmp_path):
+    told = run("metrics", "--textfile", tmp_path / "missing" / "nebula.prom", "--history", history)
+    assert told.returncode == 4 and f"cannot make a file in {tmp_path}/missing: No such file or directory" in told.stderr
+
+
 def test_a_file_for_node_exporter_is_replaced_as_a_whole(run, nebula, history, tmp_path):
     (tmp_path / "nebula.prom").write_text("before")
     assert run("metrics", "--textfile", "nebula.prom", "--history", history).returncode == 0

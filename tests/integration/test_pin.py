@@ -2,6 +2,8 @@
 
 import json
 import pathlib
+import resource
+import signal
 import subprocess
 
 import pytest
@@ -117,6 +119,20 @@ def test_metadata_with_large_numbers_and_a_nul_hides_no_metrics(run, maker, tmp_
     versions = json.loads(run("list", "--metrics", "--json", "--path", "store").stdout)["versions"]
     assert versions[0]["metadata"] == {"seed": float(2**127), "note": "a\0b", "of": [[float(2**64), -float(2**70)]]}
     assert 'note="a\\u0000b"' in run("inspect", "t", "--path", "store").stdout
+
+
+def test_a_removal_that_fails_names_the_checkpoint(run, nebula, make, tmp_path):
+    make("global_step1", "m.pt=1")
+    store = make("global_step2", "m.pt=1")
+
+    def no_room():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    line = [nebula, "prune", "--keep-last", "1", "--yes", "--path", store]
+    told = subprocess.run(line, preexec_fn=no_room, capture_output=True, text=True, timeout=60)
+    assert told.returncode == 4 and '"global_step1" could not be removed: ' in told.stderr
+    assert set(listed(run, store)) == {"global_step1", "global_step2"}
 
 
 def test_a_path_that_is_not_there_has_no_pins_to_show_or_to_remove(run, tmp_path):
