@@ -28,6 +28,8 @@ static enum nebula_status create_file(const char *path, const char *text, bool i
                 if (!result)
                         result = os_sync(fd);
                 os->close(fd);
+                if (result < 0) /* a full disk: the next try may make it */
+                        os->unlink(path);
         }
         if (result < 0)
                 return error_set(error, result == -EEXIST ? NEBULA_BUSY : error_status_of_errno(-result), -result, "%.300s cannot be made%s", path,
@@ -48,8 +50,8 @@ static int new_key(bool json, const char *given, bool is_p256)
                 status = error_set(&error, NEBULA_NO_MEMORY, 0, "OpenSSL of this machine makes no such key");
         if (!status)
                 status = create_file(path, secret, true, &error);
-        if (!status)
-                status = create_file(public_path, public, false, &error);
+        if (!status && (status = create_file(public_path, public, false, &error)))
+                os->unlink(path); /* a private key alone would be in the way of the next try */
         if (!status && !is_p256)
                 trust_key_id(key, id);
         if (secret)

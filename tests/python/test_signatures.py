@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -359,3 +361,22 @@ def test_memory_answers_no_session_whose_policy_cannot_be_applied(place, keys):
     (place.root / "trusted").chmod(0o666)  # another user may have changed it since, so storage is not opened
     with pytest.raises(NebulaError, match="open to other users"):
         found.load("model.pt")
+
+
+def test_a_key_that_cannot_be_made_whole_is_not_in_the_way_of_the_next_try(place, keys):
+    key, public = place.root / "key", place.root / "key.pub"
+    public.write_text("of another key")
+    assert "it exists" in nebula("sign", "--new-key", key, ok=False).stderr
+    assert not key.exists() and public.read_text() == "of another key"
+    public.unlink()
+    nebula("sign", "--new-key", key)
+    full = place.root / "full"
+
+    def no_room() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+
+    program = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
+    assert subprocess.run([program, "sign", "--new-key", full], preexec_fn=no_room, capture_output=True, timeout=120).returncode == 4
+    assert not full.exists()
+    nebula("sign", "--new-key", full)
