@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
@@ -380,3 +381,34 @@ def test_a_key_that_cannot_be_made_whole_is_not_in_the_way_of_the_next_try(place
     assert subprocess.run([program, "sign", "--new-key", full], preexec_fn=no_room, capture_output=True, timeout=120).returncode == 4
     assert not full.exists()
     nebula("sign", "--new-key", full)
+
+
+def test_two_changes_of_the_trusted_keys_at_once_lose_none(place, keys):
+    keys.make("first")
+    second = keys.make("second", trust=False)
+    program = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
+    trusted = place.root / "trusted"
+    directory = os.open(place.root, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)  # as another command that changes the list
+        changing = subprocess.Popen([program, "sign", "--trust", f"{second}.pub"], stdout=subprocess.DEVNULL)
+        with pytest.raises(subprocess.TimeoutExpired):
+            changing.wait(2)
+        trusted.write_text((place.root / "first.pub").read_text() + (keys.make("third", trust=False).with_suffix(".pub")).read_text())
+    finally:
+        os.close(directory)
+    assert changing.wait(60) == 0
+    assert len(json.loads(nebula("sign", "--trusted", "--json").stdout)["trusted"]) == 3
+
+
+def test_more_trusted_keys_than_are_read_are_refused_and_the_list_stays(place, keys):
+    keys.make("key0")
+    pem = "".join((keys.make(f"key{number}", trust=False).with_suffix(".pub")).read_text() for number in range(1, 64))
+    (place.root / "many.pub").write_text(pem)
+    nebula("sign", "--trust", place.root / "many.pub")
+    before = (place.root / "trusted").read_text()
+    nebula("sign", "--trust", place.root / "many.pub")  # those that are trusted already take no room
+    told = nebula("sign", "--trust", keys.make("key64", trust=False).with_suffix(".pub"), ok=False)
+    assert told.returncode == 2 and "no room for more trusted keys" in told.stderr
+    assert (place.root / "trusted").read_text() == before
+    nebula("sign", "--distrust", keys.id("key0"))
