@@ -28,7 +28,7 @@ static const char *parse_hex(const char *text, uint64_t *ret_value)
 static void parse_line(const char *line, struct os_mapping *ret_mapping)
 {
         uint64_t offset, major, minor, inode;
-        bool private, is_file;
+        bool private, is_writable, is_file;
 
         memset(ret_mapping, 0, sizeof *ret_mapping);
         line = parse_hex(line, &ret_mapping->start);
@@ -38,6 +38,7 @@ static void parse_line(const char *line, struct os_mapping *ret_mapping)
         if (strcspn(line, "\n") < sizeof " rwxp 0 0:0 0" - 1)
                 return;
         private = line[4] == 'p';
+        is_writable = line[2] == 'w';
         line = parse_hex(line + 6, &offset);
         line = parse_hex(line + 1, &major);
         line = parse_hex(line + 1, &minor);
@@ -46,7 +47,7 @@ static void parse_line(const char *line, struct os_mapping *ret_mapping)
         parse_hex(line + 1, &inode); /* decimal, but only zero matters */
         is_file = inode || major || minor;
         ret_mapping->private_anonymous = private && !is_file;
-        ret_mapping->private_file = private && is_file;
+        ret_mapping->private_file = private && is_writable && is_file;
 }
 
 static enum nebula_status read_text(int fd, char **ret_text, struct nebula_error *error)

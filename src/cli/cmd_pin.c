@@ -1,4 +1,5 @@
 /* nebula pin, nebula unpin: exempt versions from all removal rules. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,6 +46,16 @@ static enum nebula_status find_tag(struct store *store, const char *given, bool 
         return status;
 }
 
+/* NEBULA_NOT_FOUND: the path may be mistyped. A pin itself can be the first object of a path. */
+static enum nebula_status check_path(struct store *store, struct nebula_error *error)
+{
+        struct os_stat root;
+
+        if (store->ops->features(store) & STORE_PATHS && os->stat(store->root, true, &root) == -ENOENT)
+                return error_set(error, NEBULA_NOT_FOUND, ENOENT, "%s does not exist", store->root);
+        return NEBULA_OK;
+}
+
 static int list_pins(bool json, struct store *store)
 {
         static const struct table_column columns[] = {
@@ -56,7 +67,7 @@ static int list_pins(bool json, struct store *store)
         char time[HUMAN_MAX];
         int code = CLI_OK;
 
-        if (pins_load(store, true, &pins, &error))
+        if (check_path(store, &error) || pins_load(store, true, &pins, &error))
                 return cli_fail(json, &error);
         if (json) {
                 json_t *list = json_array();
@@ -124,7 +135,7 @@ int command_unpin(int argc, char **argv)
                 return CLI_USAGE;
         if (target_open(common.path, &store, &error))
                 return cli_fail(common.json, &error);
-        if (find_tag(store, args.positionals[0], true, tag, &error) || pin_remove(store, tag, &was_there, &error))
+        if (check_path(store, &error) || find_tag(store, args.positionals[0], true, tag, &error) || pin_remove(store, tag, &was_there, &error))
                 code = cli_fail(common.json, &error);
         else if (common.json)
                 code = cli_print_json(json_pack("{s:s, s:b}", "tag", tag, "was_pinned", was_there), CLI_OK);

@@ -289,7 +289,7 @@ static int carry_out(const struct prune *prune, bool json, struct store *store, 
                      bool *drop, const unsigned *why)
 {
         struct nebula_error error = { 0 };
-        char size[HUMAN_MAX];
+        char size[HUMAN_MAX], before[40];
         uint64_t bytes = 0;
         size_t count = 0;
 
@@ -300,8 +300,11 @@ static int carry_out(const struct prune *prune, bool json, struct store *store, 
                 if (!drop[i])
                         continue;
                 if (prune->yes && take_away(prune, store, &scan->manifests[i], &error)) {
-                        if (error.status != NEBULA_BUSY)
+                        if (error.status != NEBULA_BUSY) {
+                                snprintf(before, sizeof before, ", after %zu that were", count);
+                                error_prefix(&error, "\"%.200s\" could not be removed%s", scan->manifests[i].tag, count ? before : "");
                                 return cli_fail(json, &error);
+                        }
                         cli_complain("%s", error.message);
                         drop[i] = false;
                         continue;

@@ -54,14 +54,18 @@ static bool wants(const struct restore *restore, const char *name)
         return !restore->name_count;
 }
 
-/* Checked before anything is written, so that a failure leaves no directory half overwritten. */
+/* Checked before anything is written, so that a failure leaves no directory half overwritten. A file can replace no directory. */
 static enum nebula_status check_free(const struct restore *restore, const char *path, struct nebula_error *error)
 {
         char target[2 * TARGET_PATH_MAX];
         struct os_stat stat;
 
         snprintf(target, sizeof target, "%s/%s", restore->to, path);
-        if (restore->force || os->stat(target, false, &stat))
+        if (os->stat(target, false, &stat))
+                return NEBULA_OK;
+        if (stat.kind == OS_KIND_DIRECTORY)
+                return error_set(error, NEBULA_BUSY, 0, "%s is a directory: move it away, or restore to another directory", target);
+        if (restore->force)
                 return NEBULA_OK;
         return error_set(error, NEBULA_BUSY, 0, "%s exists already; --force overwrites it", target);
 }

@@ -18,6 +18,8 @@
 #include "store/signature.h"
 #include "store/trust.h"
 
+#define LOCK_WAIT_MS 10000 /* for another command that changes the trusted keys */
+
 /* Creates a file with its bytes, readable by its user alone if it is secret. It never replaces one. */
 static enum nebula_status create_file(const char *path, const char *text, bool is_secret, struct nebula_error *error)
 {
@@ -28,6 +30,8 @@ static enum nebula_status create_file(const char *path, const char *text, bool i
                 if (!result)
                         result = os_sync(fd);
                 os->close(fd);
+                if (result < 0) /* a full disk: the next try may make it */
+                        os->unlink(path);
         }
         if (result < 0)
                 return error_set(error, result == -EEXIST ? NEBULA_BUSY : error_status_of_errno(-result), -result, "%.300s cannot be made%s", path,
@@ -48,8 +52,8 @@ static int new_key(bool json, const char *given, bool is_p256)
                 status = error_set(&error, NEBULA_NO_MEMORY, 0, "OpenSSL of this machine makes no such key");
         if (!status)
                 status = create_file(path, secret, true, &error);
-        if (!status)
-                status = create_file(public_path, public, false, &error);
+        if (!status && (status = create_file(public_path, public, false, &error)))
+                os->unlink(path); /* a private key alone would be in the way of the next try */
         if (!status && !is_p256)
                 trust_key_id(key, id);
         if (secret)
@@ -96,17 +100,38 @@ static int show_trusted(bool json)
         return CLI_OK;
 }
 
+/* Makes the directory of the list, and locks it: of two commands at once, each would write the list without the change of the other. Goes on
+ * without a lock where the file system has none. Returns the descriptor that holds the lock; < 0: there is none. */
+static enum nebula_status lock_trusted(char *path, int *ret_fd, struct nebula_error *error)
+{
+        char *slash = strrchr(path, '/');
+        int64_t until_ns = os->now_ns() + LOCK_WAIT_MS * INT64_C(1000000);
+        int result;
+
+        *slash = 0;
+        result = slash == path ? 0 : os_make_dirs(path, 0700);
+        *ret_fd = os->open(slash == path ? "/" : path, OS_READ);
+        *slash = '/';
+        if (result < 0)
+                return error_set(error, error_status_of_errno(-result), -result, "the directory of %.300s cannot be made", path);
+        while (*ret_fd >= 0 && (result = os->lock(*ret_fd, OS_LOCK_ALONE)) == -EAGAIN && os->now_ns() < until_ns)
+                os->sleep_ms(10);
+        return result == -EAGAIN ? error_set(error, NEBULA_BUSY, 0, "another command changes %.300s; try again", path) : NEBULA_OK;
+}
+
 /* Writes the trusted keys but `without`, and those of the file `with`. */
 static enum nebula_status change_trusted(const char *with, const char *without, struct nebula_error *error)
 {
         struct trust_key keys[2 * TRUST_KEYS_MAX];
         struct os_stat found;
-        char path[TRUST_PATH_MAX], given[TARGET_PATH_MAX], *slash, text[TRUST_FILE_MAX];
-        size_t count = 0, added = 0, used = 0;
+        char path[TRUST_PATH_MAX], given[TARGET_PATH_MAX], text[TRUST_FILE_MAX];
+        size_t count = 0, added = 0, kept = 0, used = 0;
         bool is_known = false;
-        int result = 0;
+        int result = 0, lock_fd = -1;
         enum nebula_status status = trust_path(path, error);
 
+        if (!status)
+                status = lock_trusted(path, &lock_fd, error);
         if (!status && os->stat(path, true, &found) != -ENOENT)
                 status = trust_read_public(path, true, keys, &count, error);
         if (!status && with)
@@ -122,7 +147,7 @@ static enum nebula_status change_trusted(const char *with, const char *without, 
                 is_known = is_known || is_double;
                 for (size_t k = 0; k < i && !is_double; k++)
                         is_double = !strcmp(keys[k].id, keys[i].id);
-                if (!status && (!pem || used + strlen(pem) + 1 > sizeof text))
+                if (!status && !is_double && (!pem || kept++ == TRUST_KEYS_MAX || used + strlen(pem) + 1 > sizeof text))
                         status = error_set(error, NEBULA_INVALID, 0, "there is no room for more trusted keys in %.300s", path);
                 if (!status && !is_double)
                         used += (size_t)snprintf(text + used, sizeof text - used, "%s", pem);
@@ -132,15 +157,13 @@ static enum nebula_status change_trusted(const char *with, const char *without, 
                 crypt_key_free(keys[i].key);
         if (!status && without && !is_known)
                 status = error_set(error, NEBULA_NOT_FOUND, 0, "no key %.100s is trusted in %.300s", without, path);
-        if (status)
-                return status;
-        slash = strrchr(path, '/');
-        *slash = 0;
-        result = slash == path ? 0 : os_make_dirs(path, 0700);
-        *slash = '/';
-        if (result >= 0)
+        if (!status)
                 result = os_write_file_atomic(path, text, used);
-        return result < 0 ? error_set(error, error_status_of_errno(-result), -result, "%.300s cannot be written", path) : NEBULA_OK;
+        if (result < 0)
+                status = error_set(error, error_status_of_errno(-result), -result, "%.300s cannot be written", path);
+        if (lock_fd >= 0)
+                os->close(lock_fd);
+        return status;
 }
 
 /* A key that this program trusts may have signed other bytes. */

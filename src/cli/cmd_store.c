@@ -6,10 +6,11 @@
  *      {"do":"features"}                            {"puts_if_same":true, "lists_fresh":true}
  *      {"do":"get", "key":K}                        {"value":V, "stamp":S}
  *      {"do":"put", "key":K, "value":V}             {"stamp":S}; with "if":"absent", or "if":"same" and "stamp":S, by condition
- *      {"do":"list", "prefix":P}                    {"entries":[{"key":K, "time_ns":T}, ...]}, deep, by ascending keys
- *      {"do":"remove", "keys":[K, ...]}             {}
+ *      {"do":"list", "prefix":P}                    {"entries":[{"key":K, "time_ns":T, "stamp":S}, ...]}, deep, by ascending keys
+ *      {"do":"remove", "keys":[K, ...]}             {}; with "stamps":[S, ...], each only if it is still that object
  *      {"do":"clock"}                               {"time_ns":T}, the store's time
- *      {"do":"upload", "key":K, "file":PATH}        {"size":N}; PATH: a file of this machine, which becomes the object K if there is none
+ *      {"do":"upload", "key":K, "file":PATH}        {"size":N, "time_ns":T, "stamp":S}; PATH: a file of this machine, which becomes the object K
+ *                                                   if there is none
  *      {"do":"sum", "key":K}                        {"size":N, "crc64":S}, the CRC-64 of the object's bytes, 16 hexadecimal digits
  *
  * The answer to a failed request is {"error":{"status":..., "message":..., "again":...}}; "again": it may succeed later.
@@ -73,20 +74,29 @@ static enum nebula_status answer_get(struct store *store, const json_t *request,
         return status;
 }
 
+static bool read_stamp(const json_t *value, struct store_stamp *ret_stamp)
+{
+        const char *text = json_string_value(value);
+
+        if (!text || !*text || strlen(text) >= sizeof ret_stamp->text)
+                return false;
+        memcpy(ret_stamp->text, text, strlen(text) + 1);
+        return true;
+}
+
 static enum nebula_status find_condition(const json_t *request, enum store_condition *ret_condition, struct store_stamp *ret_seen,
                                          struct nebula_error *error)
 {
         const json_t *condition = json_object_get(request, "if");
-        const char *name = json_string_value(condition), *seen = json_string_value(json_object_get(request, "stamp"));
+        const char *name = json_string_value(condition);
 
         if (!condition) {
                 *ret_condition = STORE_ALWAYS;
         } else if (name && !strcmp(name, "absent")) {
                 *ret_condition = STORE_IF_ABSENT;
         } else if (name && !strcmp(name, "same")) {
-                if (!seen || !*seen || strlen(seen) >= sizeof ret_seen->text)
+                if (!read_stamp(json_object_get(request, "stamp"), ret_seen))
                         return misses("stamp", error);
-                memcpy(ret_seen->text, seen, strlen(seen) + 1);
                 *ret_condition = STORE_IF_SAME;
         } else {
                 return misses("if", error);
@@ -134,7 +144,8 @@ static enum nebula_status answer_list(struct store *store, const json_t *request
                 /* Skips keys that are not UTF-8: a request cannot name them. */
                 if (entry->is_prefix || entry->is_link || store_is_temporary(entry->key) || !text_is_utf8(entry->key, strlen(entry->key)))
                         continue;
-                if (json_array_append_new(entries, json_pack("{s:s, s:I}", "key", entry->key, "time_ns", (json_int_t)entry->time_ns)))
+                if (json_array_append_new(entries, json_pack("{s:s, s:I, s:s}", "key", entry->key, "time_ns", (json_int_t)entry->time_ns, "stamp",
+                                                             entry->stamp.text)))
                         status = no_memory(error);
         }
         store_list_done(&list);
@@ -144,7 +155,7 @@ static enum nebula_status answer_list(struct store *store, const json_t *request
 
 static enum nebula_status answer_remove(struct store *store, const json_t *request, json_t *answer, struct nebula_error *error)
 {
-        const json_t *keys = json_object_get(request, "keys");
+        const json_t *keys = json_object_get(request, "keys"), *stamps = json_object_get(request, "stamps");
         size_t count = json_array_size(keys);
         struct store_victim *victims = calloc(count + 1, sizeof *victims);
         enum nebula_status status = NEBULA_OK;
@@ -156,6 +167,8 @@ static enum nebula_status answer_remove(struct store *store, const json_t *reque
                 status = misses("keys", error);
         for (size_t i = 0; i < count && !status; i++) {
                 victims[i].key = json_string_value(json_array_get(keys, i));
+                if (stamps && !read_stamp(json_array_get(stamps, i), &victims[i].stamp))
+                        status = misses("stamps", error);
                 if (!victims[i].key)
                         status = misses("keys", error);
         }
@@ -195,6 +208,7 @@ static enum nebula_status answer_upload(struct store *store, const json_t *reque
 {
         const char *key = json_string_value(json_object_get(request, "key"));
         const char *path = json_string_value(json_object_get(request, "file"));
+        struct store_entry made = { 0 };
         struct os_stat stat = { 0 };
         enum nebula_status status;
         void *data = NULL;
@@ -213,8 +227,13 @@ static enum nebula_status answer_upload(struct store *store, const json_t *reque
         status = upload_mapped(store, key, data ? data : "", stat.size, error);
         if (data)
                 os->unmap(data, stat.size);
-        if (!status && json_object_set_new(answer, "size", json_integer((json_int_t)stat.size)))
+        if (!status)
+                status = store->ops->stat(store, key, &made, error);
+        if (!status && (json_object_set_new(answer, "size", json_integer((json_int_t)stat.size)) ||
+                        json_object_set_new(answer, "time_ns", json_integer((json_int_t)made.time_ns)) ||
+                        json_object_set_new(answer, "stamp", json_string(made.stamp.text))))
                 status = no_memory(error);
+        store_entry_done(&made);
         return status;
 }
 

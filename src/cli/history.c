@@ -179,6 +179,17 @@ static bool is_share(const struct history_row *row, const struct history_row *ot
                (fabs(row->committed - other->committed) < 60 || fabs(row->begun - other->begun) < 60);
 }
 
+/* A loss of power can leave zeros where lines were. The lines behind them count. */
+static void part_lines(char *text, size_t size)
+{
+        size_t used = 0;
+
+        for (size_t i = 0; i < size; i++)
+                if (text[i] || (used && text[used - 1] != '\n'))
+                        text[used++] = text[i] ? text[i] : '\n';
+        text[used] = 0;
+}
+
 static enum nebula_status parse(char *text, struct history *ret_history, struct nebula_error *error)
 {
         struct history history = { 0 };
@@ -218,10 +229,13 @@ static enum nebula_status parse(char *text, struct history *ret_history, struct 
 
 static enum nebula_status read_file(const char *path, char **ret_text, struct nebula_error *error)
 {
-        size_t size;
+        size_t size = 0;
         int result = os_read_file(path, TEXT_MAX, ret_text, &size);
 
-        return result ? error_set(error, error_status_of_errno(-result), -result, "cannot read %s", path) : NEBULA_OK;
+        if (result)
+                return error_set(error, error_status_of_errno(-result), -result, "cannot read %s", path);
+        part_lines(*ret_text, size);
+        return NEBULA_OK;
 }
 
 static enum nebula_status read_stored(const char *path, char **ret_text, struct nebula_error *error)
@@ -235,6 +249,8 @@ static enum nebula_status read_stored(const char *path, char **ret_text, struct 
         status = store->ops->get(store, MANIFEST_DIRECTORY "/" FILE_NAME, TEXT_MAX, ret_text, &size, NULL, error);
         if (status == NEBULA_NOT_FOUND)
                 error_set(error, NEBULA_NOT_FOUND, 0, "%s has no history in " MANIFEST_DIRECTORY "/" FILE_NAME "; --history names another file", store->root);
+        if (!status)
+                part_lines(*ret_text, size);
         store_close(store);
         return status;
 }

@@ -19,6 +19,7 @@
 #include "os/thread.h"
 
 #define STORED_WAIT_MS 5000 /* Prometheus waits 10 s for an answer */
+#define AHEAD_S 60 /* by which the clocks of two nodes may differ */
 
 static void add(struct buf *buf, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -125,17 +126,20 @@ static void add_newest(struct buf *buf, const struct history *history)
 {
         double times[TIERS] = { NAN, NAN }, steps[TIERS] = { NAN, NAN }, bytes[TIERS] = { 0 };
         const struct history_row *newest = NULL;
+        double now = (double)os->wall_ns() / 1e9;
 
         for (size_t i = 0; i < history->count; i++) {
                 const struct history_row *row = &history->rows[i];
 
-                newest = row->committed > 0 ? row : newest;
+                newest = row->committed > 0 && row->committed <= now + AHEAD_S ? row : newest;
                 for (int tier = 0; tier < TIERS; tier++) {
                         double at = reached(row, (enum tier)tier);
 
                         if (at <= 0)
                                 continue;
                         bytes[tier] += (double)row->size;
+                        if (at > now + AHEAD_S)
+                                continue; /* the clock has been set back since: a version after it is the last one */
                         if (isnan(times[tier]) || at >= times[tier]) {
                                 times[tier] = at;
                                 steps[tier] = row->step >= 0 ? (double)row->step : steps[tier];

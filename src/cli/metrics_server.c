@@ -95,8 +95,9 @@ enum nebula_status metrics_serve(const char *text, const char *path, const char 
         struct serving serving = { .path = path, .history = history };
         const struct mg_callbacks callbacks = { .log_message = keep_message };
         char listen[80], host[64];
-        /* civetweb serves no directory and no scripts: `answer` handles every request. */
-        const char *options[] = { "listening_ports", listen, "num_threads", "16", "request_timeout_ms", "10000", NULL };
+        /* civetweb serves no directory and no scripts: `answer` handles every request. A client that sends half a request takes a thread until
+         * the request has taken 2 s: Prometheus waits 10 s, and its request must find a thread before. */
+        const char *options[] = { "listening_ports", listen, "num_threads", "64", "request_timeout_ms", "2000", NULL };
         struct mg_server_port port;
         struct mg_context *server;
 

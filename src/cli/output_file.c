@@ -23,7 +23,7 @@ enum nebula_status output_file_begin(struct output_file *output, const char *dir
                 return error_set(error, NEBULA_INVALID, 0, "the path of \"%s\" is too long", name);
         output->fd = os->open(output->temporary, OS_READ | OS_WRITE | OS_CREATE | OS_EXCLUSIVE | OS_NOFOLLOW | OS_SHARED);
         if (output->fd < 0)
-                return error_set(error, NEBULA_STORAGE, -output->fd, "cannot create %s", output->temporary);
+                return error_set(error, NEBULA_STORAGE, -output->fd, "cannot make a file in %s", directory);
         /* Reserves the space, so that a full disk shows now and not after minutes. If the file system cannot
          * reserve, the writes will fail. */
         result = size ? os->allocate(output->fd, 0, size) : 0;

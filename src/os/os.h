@@ -87,7 +87,8 @@ struct os_uffd_event {
 /* The mapping that contains an address, or the next one above it. */
 struct os_mapping {
         uint64_t start, end;
-        bool private_anonymous, private_file;
+        bool private_anonymous;
+        bool private_file; /* and writable */
 };
 
 enum os_watch {

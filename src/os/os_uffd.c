@@ -35,6 +35,7 @@ struct map_query { /* struct procmap_query of <linux/fs.h> */
         uint64_t name_address, build_id_address;
 };
 #define MAP_QUERY _IOWR('f', 17, struct map_query)
+#define MAP_QUERY_WRITABLE 0x02
 #define MAP_QUERY_SHARED 0x08
 #define MAP_QUERY_OR_NEXT 0x10
 
@@ -237,7 +238,7 @@ int linux_find_mapping(int maps_fd, uint64_t address, struct os_mapping *ret_map
         ret_mapping->end = query.end;
         is_file = query.inode || query.device_major || query.device_minor;
         ret_mapping->private_anonymous = !(query.flags & MAP_QUERY_SHARED) && !is_file;
-        ret_mapping->private_file = !(query.flags & MAP_QUERY_SHARED) && is_file;
+        ret_mapping->private_file = !(query.flags & MAP_QUERY_SHARED) && query.flags & MAP_QUERY_WRITABLE && is_file;
         return 0;
 }
 

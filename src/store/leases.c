@@ -98,6 +98,12 @@ static void drop_old(struct store *store, const char *key, int64_t now_ns)
                 store_drop(store, key);
 }
 
+/* The clock has been set back since: from now on the lease ends as others do, unless its agent, which may live, writes it again. */
+static void put_back(struct store *store, const char *tag, const char *key)
+{
+        lease_put(store, tag, strtoull(strrchr(key, '/') + 1, NULL, 16), NULL);
+}
+
 enum nebula_status leases_add(struct store *store, struct pins *pins, struct nebula_error *error)
 {
         struct store_list list;
@@ -114,6 +120,8 @@ enum nebula_status leases_add(struct store *store, struct pins *pins, struct neb
 
                 if (!tag_of(entry, tag))
                         continue;
+                if (entry->time_ns > now_ns + LEASE_NS)
+                        put_back(store, tag, entry->key);
                 if (entry->time_ns < now_ns - LEASE_NS)
                         drop_old(store, entry->key, now_ns);
                 else if (!pins_find(pins, tag))

@@ -18,7 +18,7 @@
 /* `id`: of the agent; each has a lease of its own. */
 enum nebula_status lease_put(struct store *store, const char *tag, uint64_t id, struct nebula_error *error);
 void lease_drop(struct store *store, const char *tag, uint64_t id);
-/* Adds the leased tags to the pins, and removes leases that count no more. */
+/* Adds the leased tags to the pins. Removes leases that count no more, and writes a lease again whose time lies in the future by more than LEASE_NS. */
 enum nebula_status leases_add(struct store *store, struct pins *pins, struct nebula_error *error);
 
 #endif

@@ -407,6 +407,16 @@ def test_a_restore_that_fails_leaves_what_was_there(run, make, tmp_path):
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
+def test_a_directory_in_the_way_stops_a_restore_before_it_replaces_a_file(run, make, tmp_path):
+    store = make("t", "a.pt=100", "b.pt=200")
+    out = tmp_path / "out"
+    (out / "b.pt").mkdir(parents=True)
+    (out / "a.pt").write_text("before")
+    told = run("restore", "t", "--to", out, "--force", "--path", store)
+    assert told.returncode == 5 and f"{out}/b.pt is a directory" in told.stderr
+    assert sorted(path.name for path in out.iterdir()) == ["a.pt", "b.pt"] and (out / "a.pt").read_text() == "before"
+
+
 WRITES_AGAIN_AND_AGAIN = """
 import torch, nebulaml as nm
 nm.init("store", persistent_time_interval=3600)

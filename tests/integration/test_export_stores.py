@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("nebulaml")
 
+from nebulaml import _nebula
 from nebulaml._session import locate
 from nebulaml.elastic.store_cells import StoreProcess
 from nebulaml.errors import NebulaConfigError, NebulaError
@@ -98,3 +99,41 @@ def test_what_a_store_holds_is_compared_and_a_difference_leaves_nothing(url, tmp
     with pytest.raises(NebulaError, match="is not as it was sent"):
         export_hf(str(tmp_path / "model.pt"), url, config={"a": 1})
     assert names(url) == []
+
+
+# fault (Object stores): Two programs write a Hugging Face directory to one URL at the same time, each replaces that of the other.
+# result: At most one of them succeeds, and then the directory has its files alone. The other one removes nothing of it.
+@pytest.mark.parametrize("turn", [1, 2, 3, 4])
+def test_two_exports_to_one_url_never_make_a_directory_of_both(url, tmp_path, monkeypatch, turn):
+    torch.save({name: value + 1 for name, value in STATE.items()}, tmp_path / "other.pt")
+    take, outcomes, order = upload._Store.take, [], []
+
+    def export(model):
+        try:
+            export_hf(str(tmp_path / model), url, config={"of": model}, max_shard_size=1300, replace=True)
+            outcomes.append(model)
+        except NebulaError as failure:
+            outcomes.append(failure)
+
+    def taking(self, folder, name):
+        order.append(name)
+        if len(order) == turn:  # the other export runs from begin to end meanwhile, or as far as it comes
+            export("other.pt")
+        take(self, folder, name)
+
+    monkeypatch.setattr(upload._Store, "take", taking)
+    export("model.pt")
+    succeeded = [one for one in outcomes if isinstance(one, str)]
+    assert len(succeeded) == 1 and len(outcomes) == 2, outcomes
+    shards = [f"model-{i:05d}-of-00002.safetensors" for i in (1, 2)]
+    assert names(url) == sorted([*shards, "model.safetensors.index.json", "config.json"])
+    found = StoreProcess(url)
+    try:
+        assert json.loads(found.ask(do="get", key="config.json")["value"])["of"] == succeeded[0]
+        sums = [found.ask(do="sum", key=name)["crc64"] for name in shards]
+    finally:
+        found.close()
+    export_hf(str(tmp_path / succeeded[0]), tmp_path / "out", config={"of": succeeded[0]}, max_shard_size=1300)
+    for name, crc64 in zip(shards, sums, strict=True):
+        [wanted] = _nebula.read_sums(str(tmp_path / "out" / name), [(0, (tmp_path / "out" / name).stat().st_size)])
+        assert crc64 == f"{wanted:016x}"

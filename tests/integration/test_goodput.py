@@ -259,6 +259,16 @@ def test_a_line_that_was_cut_changes_no_other(run, tmp_path):
         assert ledger(run, file)["wall_seconds"] == found["wall_seconds"], cut[:length]
 
 
+def test_zeros_after_a_loss_of_power_hide_no_line_behind_them(run, tmp_path):
+    whole = trained().write(tmp_path / "history.csv").read_text().splitlines(keepends=True)
+    file = tmp_path / "zeros.csv"
+    file.write_text("".join(whole[:10] + whole[11:]))
+    without = ledger(run, file)
+    for zeros in ("\0" * len(whole[10]), whole[10][:20] + "\0" * 5000, "\0" * 7 + "\n"):  # in place of one line
+        file.write_text("".join(whole[:10]) + zeros + "".join(whole[11:]))
+        assert ledger(run, file) == without, zeros
+
+
 def test_tags_without_steps_have_a_ledger_of_their_times(run, tmp_path):
     job = trained(failures=False)
     for row in job.rows:

@@ -19,7 +19,7 @@ import fork_server
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from test_goodput import JOB, trained  # noqa: E402
+from test_goodput import JOB, Job, trained  # noqa: E402
 from waiting import until  # noqa: E402
 
 parser = pytest.importorskip("prometheus_client.parser")
@@ -93,6 +93,24 @@ def test_the_numbers_are_those_of_the_history_and_no_tag_is_in_them(run, history
     for kind in ("blocked", "inflated", "lost", "restart"):
         assert found["nebula_badput_seconds_total", kind] == ledger["spent"][kind]
     assert found["nebula_agent_up",] == 0
+
+
+# fault (The machine and other users): The clock of a node is a year ahead for some saves, and is then set back.
+# result: `nebula metrics` has the time of the newest save since, so the alerts for missing checkpoints go on.
+def test_a_save_in_the_future_is_not_the_last_success_for_a_year(run, tmp_path):
+    job = Job(start=time.time() - 3600)
+    for ahead in (0, 365 * 86400, 0):
+        job.train(10)
+        job.now += ahead
+        job.save()
+        job.now -= ahead
+    last = job.rows[-1]
+    last["size_bytes"] = 123
+    told = values(run("metrics", "--history", job.write(tmp_path / "history.csv")).stdout)
+    for tier, name in (("memory", "committed"), ("storage", "durable")):
+        assert told["nebula_checkpoint_last_success_timestamp_seconds", tier] == pytest.approx(last[name])
+        assert told["nebula_checkpoint_last_step", tier] == last["step"]
+    assert told[("nebula_checkpoint_size_bytes",)] == 123
 
 
 def test_promtool_has_no_complaint(run, history, promtool):
@@ -359,6 +377,26 @@ def test_metrics_come_while_storage_hangs(nebula, history, tmp_path):
             serving.kill()
 
 
+# fault (Reports): Many clients connect to the metrics of a node and send half a request.
+# result: Prometheus gets its answer in the time that it waits.
+def test_clients_that_send_half_a_request_hold_up_no_scrape(nebula, history):
+    line = [nebula, "metrics", "--listen", "0", "--history", history]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as serving:
+        halves = []
+        try:
+            address = serving.stdout.readline().strip()
+            port = int(address.split(":")[2].split("/")[0])
+            for _ in range(60):
+                halves.append(socket.create_connection(("127.0.0.1", port)))
+                halves[-1].sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                assert "nebula_goodput_ratio" in families(answer.read().decode())
+        finally:
+            for one in halves:
+                one.close()
+            serving.kill()
+
+
 def test_only_metrics_is_served_and_only_to_this_machine(nebula, history):
     serving = subprocess.Popen(
         [nebula, "metrics", "--listen", "0", "--history", history], stdout=subprocess.PIPE, text=True
@@ -406,6 +444,11 @@ def test_only_metrics_is_served_and_only_to_this_machine(nebula, history):
 def test_a_wrong_address_is_exit_2(run, address):
     told = run("metrics", "--listen", address)
     assert told.returncode == 2 and "--listen takes" in told.stderr
+
+
+def test_a_file_in_a_directory_that_is_missing_is_an_error_that_names_the_directory(run, history, tmp_path):
+    told = run("metrics", "--textfile", tmp_path / "missing" / "nebula.prom", "--history", history)
+    assert told.returncode == 4 and f"cannot make a file in {tmp_path}/missing: No such file or directory" in told.stderr
 
 
 def test_a_file_for_node_exporter_is_replaced_as_a_whole(run, nebula, history, tmp_path):

@@ -1,8 +1,12 @@
 """`nebula pin`: no command and no agent removes a pinned version, and each of them shows the reason."""
 
 import json
+import os
 import pathlib
+import resource
+import signal
 import subprocess
+import time
 
 import pytest
 
@@ -117,3 +121,43 @@ def test_metadata_with_large_numbers_and_a_nul_hides_no_metrics(run, maker, tmp_
     versions = json.loads(run("list", "--metrics", "--json", "--path", "store").stdout)["versions"]
     assert versions[0]["metadata"] == {"seed": float(2**127), "note": "a\0b", "of": [[float(2**64), -float(2**70)]]}
     assert 'note="a\\u0000b"' in run("inspect", "t", "--path", "store").stdout
+
+
+def test_a_removal_that_fails_names_the_checkpoint(run, nebula, make, tmp_path):
+    make("global_step1", "m.pt=1")
+    store = make("global_step2", "m.pt=1")
+
+    def no_room():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    line = [nebula, "prune", "--keep-last", "1", "--yes", "--path", store]
+    told = subprocess.run(line, preexec_fn=no_room, capture_output=True, text=True, timeout=60)
+    assert told.returncode == 4 and '"global_step1" could not be removed: ' in told.stderr
+    assert set(listed(run, store)) == {"global_step1", "global_step2"}
+
+
+def test_a_path_that_is_not_there_has_no_pins_to_show_or_to_remove(run, tmp_path):
+    for words in (["pin"], ["unpin", "global_step1"]):
+        told = run(*words, "--path", tmp_path / "mistyped")
+        assert told.returncode == 3 and f"{tmp_path}/mistyped does not exist" in told.stderr
+    assert not (tmp_path / "mistyped").exists()
+
+
+# fault (Storage): The clock of the storage is set back by a year, and the agent of a reader has died.
+# result: The lease of that agent keeps its version for 15 minutes more.
+def test_a_lease_from_the_future_ends_as_others_do(run, make):
+    make("global_step1", "m.pt=1")
+    store = make("global_step2", "m.pt=1")
+    leases = pathlib.Path(store) / ".nebula/leases/global_step1"
+    leases.mkdir(parents=True)
+    lease = leases / "0123456789abcdef"
+    lease.write_text("{}")
+    now = time.time()
+    os.utime(lease, (now + 365 * 86400, now + 365 * 86400))
+    told = run("prune", "--tag", "global_step1", "--yes", "--path", store)
+    assert told.returncode == 5 and "a reader on another node has it" in told.stderr
+    assert lease.stat().st_mtime < now + 900
+    os.utime(lease, (now - 1000, now - 1000))
+    assert run("prune", "--tag", "global_step1", "--yes", "--path", store).returncode == 0
+    assert not lease.exists() and "global_step1" not in listed(run, store)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import resource
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -359,3 +362,53 @@ def test_memory_answers_no_session_whose_policy_cannot_be_applied(place, keys):
     (place.root / "trusted").chmod(0o666)  # another user may have changed it since, so storage is not opened
     with pytest.raises(NebulaError, match="open to other users"):
         found.load("model.pt")
+
+
+def test_a_key_that_cannot_be_made_whole_is_not_in_the_way_of_the_next_try(place, keys):
+    key, public = place.root / "key", place.root / "key.pub"
+    public.write_text("of another key")
+    assert "it exists" in nebula("sign", "--new-key", key, ok=False).stderr
+    assert not key.exists() and public.read_text() == "of another key"
+    public.unlink()
+    nebula("sign", "--new-key", key)
+    full = place.root / "full"
+
+    def no_room() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+
+    program = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
+    assert subprocess.run([program, "sign", "--new-key", full], preexec_fn=no_room, capture_output=True, timeout=120).returncode == 4
+    assert not full.exists()
+    nebula("sign", "--new-key", full)
+
+
+def test_two_changes_of_the_trusted_keys_at_once_lose_none(place, keys):
+    keys.make("first")
+    second = keys.make("second", trust=False)
+    program = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
+    trusted = place.root / "trusted"
+    directory = os.open(place.root, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)  # as another command that changes the list
+        changing = subprocess.Popen([program, "sign", "--trust", f"{second}.pub"], stdout=subprocess.DEVNULL)
+        with pytest.raises(subprocess.TimeoutExpired):
+            changing.wait(2)
+        trusted.write_text((place.root / "first.pub").read_text() + (keys.make("third", trust=False).with_suffix(".pub")).read_text())
+    finally:
+        os.close(directory)
+    assert changing.wait(60) == 0
+    assert len(json.loads(nebula("sign", "--trusted", "--json").stdout)["trusted"]) == 3
+
+
+def test_more_trusted_keys_than_are_read_are_refused_and_the_list_stays(place, keys):
+    keys.make("key0")
+    pem = "".join((keys.make(f"key{number}", trust=False).with_suffix(".pub")).read_text() for number in range(1, 64))
+    (place.root / "many.pub").write_text(pem)
+    nebula("sign", "--trust", place.root / "many.pub")
+    before = (place.root / "trusted").read_text()
+    nebula("sign", "--trust", place.root / "many.pub")  # those that are trusted already take no room
+    told = nebula("sign", "--trust", keys.make("key64", trust=False).with_suffix(".pub"), ok=False)
+    assert told.returncode == 2 and "no room for more trusted keys" in told.stderr
+    assert (place.root / "trusted").read_text() == before
+    nebula("sign", "--distrust", keys.id("key0"))

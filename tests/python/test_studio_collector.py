@@ -8,8 +8,11 @@ import signal
 import threading
 import time
 
+import pytest
 from nebulaml._session import locate
+from nebulaml.errors import NebulaUnavailable
 from nebulaml.studio import collector as module
+from nebulaml.studio import fleet
 from nebulaml.studio.collector import Collector
 from nebulaml.studio.source import Source
 from waiting import until
@@ -137,3 +140,26 @@ def test_metrics_of_a_tag_that_was_written_again_are_those_that_its_manifest_nam
         assert "3.0" in beside.read_text() and source.metrics("global_step1", 1, 2) == {"val_loss": 2.0}
     finally:
         source.close()
+
+
+# fault (Storage): Storage hangs when the studio starts.
+# result: The studio prints its address at once. Its page waits until storage has said whether it has one job or several.
+def test_a_storage_that_hangs_holds_up_no_start_of_the_studio(place, monkeypatch):
+    answers = place.root / "answers"
+    script = place.root / "command"
+    script.write_text(f"#!/bin/sh\nwhile [ ! -e {answers} ]; do sleep 0.05; done\necho '{{\"is_job\": false, \"jobs\": [], \"path\": \"\"}}'\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("NEBULA_AGENT_PATH", str(script))
+    monkeypatch.setattr(fleet, "FIRST_S", 0.2)
+    studio = fleet.Fleet([str(place.storage)], None, None)
+    try:
+        studio.start()
+        for asked in (studio.about, lambda: studio.job("")):
+            with pytest.raises(NebulaUnavailable, match="has not answered yet"):
+                asked()
+        answers.touch()
+        until(lambda: studio.several is not None, 60, "the answer of storage")
+        assert studio.about() == {"several": False} and studio.job("").source.path == str(place.storage)
+    finally:
+        answers.touch()
+        studio.close()

@@ -14,9 +14,9 @@ import time
 from typing import Any
 
 from .._session import config
-from ..errors import NebulaConfigError, NebulaError
+from ..errors import NebulaConfigError, NebulaError, NebulaUnavailable
 from .collector import REST, Collector
-from .source import Source
+from .source import ASK_S, Source
 from .works import Works
 
 __all__ = ["Fleet", "Job"]
@@ -25,6 +25,7 @@ _LOGGER = logging.getLogger("nebulaml")
 TABLE_LOCAL_S = 3.0
 TABLE_CLOUD_S = 60.0
 IDLE_S = 120.0  # without a page, a job's collector ends, and nothing looks at the jobs
+FIRST_S = 20.0  # a request waits so long for the first answer of storage
 
 
 class Job:
@@ -45,7 +46,7 @@ class Job:
 
 
 class Fleet:
-    """Any thread may call. The thread for the table runs only if there are several jobs."""
+    """Any thread may call. The thread ends if there is one job."""
 
     def __init__(self, paths: list[str], history: str | None, every_s: float | None) -> None:
         self._paths, self._history, self._every_s = paths, history, every_s
@@ -58,23 +59,40 @@ class Fleet:
         self._asked = threading.Event()  # a page wants the table, which is older than its rest
         self._shown = time.monotonic()  # when a page asked for the table last
         self._first: Any = None  # the answer that has shown whether one path is a parent; the first look takes it
+        self.several: bool | None = True if len(paths) > 1 else None  # None: the storage of one path has not shown yet whether it is a parent
+        self._decided = threading.Event()  # it has
         Source(paths[0]).close()  # before the address is printed: it raises if the installation has no command
-        if len(paths) == 1:
-            with contextlib.suppress(NebulaError):  # the page of the path says why
-                self._first = _jobs_of(paths[0])
-        self.several = len(paths) > 1 or bool(self._first and not self._first["is_job"] and self._first["jobs"])
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
+        self._thread = threading.Thread(target=self._begin, name="nebula-studio-jobs", daemon=True)
+        self._thread.start()
+
+    def _begin(self) -> None:
+        """Finds out whether there are several jobs: the address is printed before, because storage can hang."""
+        if self.several is None:
+            with contextlib.suppress(NebulaError):  # the page of the path says why
+                self._first = _jobs_of(self._paths[0])
+            self.several = bool(self._first and not self._first["is_job"] and self._first["jobs"])
+        self._decided.set()
         if self.several:
-            self._thread = threading.Thread(target=self._run, name="nebula-studio-jobs", daemon=True)
-            self._thread.start()
+            self._run()
         else:
-            self.job("")
+            with contextlib.suppress(NebulaConfigError):  # the studio ends
+                self.job("")
+
+    def about(self) -> dict[str, Any]:
+        """Returns what the page asks first. It waits for storage for a while. Raises NebulaUnavailable: storage has not answered yet."""
+        self._decided.wait(FIRST_S)
+        if self.several is None:
+            shown = config.shown(self._paths[0])
+            raise NebulaUnavailable(f"{shown} has not answered yet: the page goes on when it does, or after {ASK_S:.0f} s")
+        return {"several": self.several}
 
     def job(self, name: str) -> Job:
         """Returns the job of that name, "" if there is only one. Raises NebulaConfigError: there is none."""
-        path = self._known.get(name) if self.several else self._paths[0]
+        several = self.about()["several"]
+        path = self._known.get(name) if several else self._paths[0]
         if path is None:
             raise NebulaConfigError(f"there is no job {name!r} in {', '.join(map(config.shown, self._paths))}" if name else "choose a job")
         with self._lock:
@@ -82,7 +100,7 @@ class Fleet:
                 raise NebulaConfigError("the studio ends")
             found = self._open.get(name)
             if found is None:
-                found = self._open[name] = Job(path, self._history, self._every_s, self.several)
+                found = self._open[name] = Job(path, self._history, self._every_s, several)
             found.used = time.monotonic()
             return found
 
@@ -95,6 +113,7 @@ class Fleet:
         """Ends the waits of pages."""
         self._ended.set()
         self._asked.set()
+        self._decided.set()
         with self._lock:
             opened = list(self._open.values())
         for one in opened:

@@ -130,7 +130,7 @@ class Studio:
             "save-now": lambda job, asked: job.source.save_now(),
         }
         routes = [Route(path, _static(*file)) for path, file in PAGE.items()]
-        routes += [Route("/api/about", self._of_all(lambda: {"several": self._fleet.several, "read_only": self._read_only}), methods=["GET"])]
+        routes += [Route("/api/about", self._of_all(lambda: {**self._fleet.about(), "read_only": self._read_only}), methods=["GET"])]
         routes += [Route("/api/jobs", self._of_all(self._fleet.table), methods=["GET"])]
         routes += [Route(f"/api/{name}", self._served(work, True, waits=name == "state"), methods=["GET"]) for name, work in reads.items()]
         routes += [Route(f"/api/{name}", self._served(work, reading=False), methods=["POST"]) for name, work in reads_only.items()]
@@ -139,7 +139,10 @@ class Studio:
 
     def _of_all(self, answer: Callable[[], Any]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            return JSONResponse(answer())
+            try:
+                return JSONResponse(await to_thread.run_sync(answer, abandon_on_cancel=True))
+            except NebulaError as failure:
+                return JSONResponse({"error": str(failure)}, 503)
 
         return endpoint
 

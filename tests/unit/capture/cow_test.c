@@ -1189,6 +1189,19 @@ static void memory_of_a_file_that_was_not_written_to_stays_its_own(void)
         munmap(memory, size);
 }
 
+static void memory_of_a_file_that_was_made_read_only_stays_read_only(void)
+{
+        size_t size = 8 * MIB;
+        unsigned char *memory = file_new(size);
+        struct capture_part part = { memory, size, 0 };
+
+        pattern_fill(memory, size, 2);
+        mprotect(memory, size, PROT_READ);
+        own(&part, 1);
+        CHECK(!is_anonymous(memory));
+        munmap(memory, size);
+}
+
 static void memory_of_a_file_is_protected_beside_mappings_of_any_kind(void)
 {
         size_t size = 64 * MIB, half = size / 2;
@@ -2225,6 +2238,7 @@ int main(void)
                 TEST(captures_of_random_layouts_are_exact),
                 TEST(memory_of_a_file_is_protected_once_it_was_written_to),
                 TEST(memory_of_a_file_that_was_not_written_to_stays_its_own),
+                TEST(memory_of_a_file_that_was_made_read_only_stays_read_only),
                 TEST(memory_of_a_file_is_protected_beside_mappings_of_any_kind),
                 TEST(memory_of_a_file_is_protected_to_its_last_page),
                 TEST(memory_that_is_moved_is_never_left_without_a_place),
