@@ -229,3 +229,20 @@ def test_all_ranks_of_a_node_load_one_version_of_another_path(nodes, ask):
     assert ask(0, look) == "x=A"
     nodes("a").run(f"{elsewhere}newest(); save('global_step8', x='B')")
     assert [ask(1, look), ask(0, look)] == ["x=A", "x=A"]
+
+
+# fault (Deaths): A rank makes its first checkpoint without a name later than another one, which has been completed without it, or another
+# node has made one durable meanwhile.
+# result: Both ranks save to checkpoints of one name: no checkpoint has the files of two steps.
+def test_ranks_count_checkpoints_without_a_name_from_one_number(nodes, ask):
+    nodes("a").run("save('checkpoint-4', x='A')")
+    assert ask(0, "nm.Checkpoint().tag") == "checkpoint-5"
+    nodes("a").run("newest(); save('checkpoint-7', x='A')")
+    assert ask(1, "nm.Checkpoint().tag") == "checkpoint-5"
+
+
+# fault: as test_ranks_count_checkpoints_without_a_name_from_one_number
+def test_a_rank_that_comes_late_to_a_checkpoint_without_a_name_counts_as_the_first(ask):
+    ask(1, "None")
+    assert ask(0, "save(None, of_0='0') or newest()") == "of_0=0"
+    assert ask(1, "save(None, of_1='0') or newest().tag") == "checkpoint-1"
