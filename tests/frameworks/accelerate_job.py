@@ -24,7 +24,11 @@ parser.add_argument("--resume", help='a directory, or "newest" to let accelerate
 parser.add_argument("--kill-at", type=int, default=-1)
 parser.add_argument("--scaled", action="store_true", help="with a gradient scaler and a StatefulDataLoader's state, which every rank writes")
 parser.add_argument("--start", action="store_true", help="each rank says where it starts, and ends")
+parser.add_argument("--hide", metavar="NAME", help="the other ranks have listed directories before this one was there")
 args = parser.parse_args()
+if args.hide and os.environ["RANK"] != "0":
+    listed = os.listdir
+    os.listdir = lambda *where: [name for name in listed(*where) if name != args.hide]
 
 
 class Counter:

@@ -22,6 +22,7 @@ parser.add_argument("--best", action="store_true")
 parser.add_argument("--metric", choices=["better", "worse"], help="the best model is noted, and not loaded; worse: the first one is it")
 parser.add_argument("--only-model", action="store_true")
 parser.add_argument("--resume", nargs="?", const=True)
+parser.add_argument("--hide", metavar="NAME", help="the other ranks have listed directories before this one was there")
 parser.add_argument("--kill-at", type=int, default=-1)
 parser.add_argument("--term-at", type=int, default=-1)
 parser.add_argument("--jit", action="store_true")
@@ -36,6 +37,9 @@ parser.add_argument("--ends", action="store_true", help="each rank writes down w
 parser.add_argument("--deepspeed", type=int, metavar="STAGE", help="through DeepSpeed; with --persist its JSON has a nebula section")
 args = parser.parse_args()
 rank = int(os.environ.get("RANK", "0"))
+if args.hide and rank:
+    listed = os.listdir
+    os.listdir = lambda *where: [name for name in listed(*where) if name != args.hide]
 
 
 def say(**line):

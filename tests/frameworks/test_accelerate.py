@@ -54,6 +54,16 @@ def test_all_nodes_load_the_state_that_one_of_them_puts_in_place(node, is_swappe
     assert [line["started"] for line in first.lines + second.lines if "started" in line] == [4, 4]
 
 
+# fault: as test_two_ranks_resume_bit_for_bit
+def test_all_ranks_load_the_newest_state_that_rank_0_finds(node):
+    job(node, "--automatic", "--steps", 4, ranks=2)
+    log = node.base / "accelerate_job-rank1.log"
+    before = log.stat().st_size
+    first = job(node, "--automatic", "--resume", "newest", "--start", "--hide", "checkpoint_1", ranks=2)
+    second = Result(log.read_text(errors="replace")[before:], [])
+    assert [line["started"] for line in first.lines + second.lines if "started" in line] == [4, 4]
+
+
 # fault (Arguments of the caller): accelerate saves the gradient scaler and the data loader's state on every rank under one name.
 # result: Rank 0's files are in the checkpoint, and ranks of several nodes save and load it.
 @pytest.mark.parametrize("environment", ["hf"], indirect=True)

@@ -185,6 +185,8 @@ def test_every_rank_knows_where_the_best_model_lies_and_loads_it(node):
     assert ends[0] == ends[1] and os.path.dirname(ends[0]["best"]) == str(node.base / "run"), ends
 
 
+# fault (Storage): The agent of a node that has left the job puts a checkpoint in place while the ranks list the directory for the newest.
+# result: All ranks load what rank 0 finds.
 def test_two_ranks_resume_bit_for_bit(node):
     if ENV != "hf":
         pytest.skip("transformers 4.48 alone cannot resume on two CPU ranks with this torch: 'tagged with cpu:0'")
@@ -192,7 +194,7 @@ def test_two_ranks_resume_bit_for_bit(node):
     job(node, "--kill-at", 5, ranks=2, check=False)
     until(lambda: (node.base / "run" / "checkpoint-4").exists())
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= set(files_below(node.base / "run" / "checkpoint-4"))
-    again = job(node, "--resume", ranks=2)
+    again = job(node, "--resume", "--hide", "checkpoint-4", ranks=2)
     assert again.losses == whole.losses_after(4)
     assert again.end["weights"] == whole.end["weights"]
 

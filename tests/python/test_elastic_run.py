@@ -301,6 +301,26 @@ def test_failures_count_only_without_a_new_step_and_only_in_jobs_that_use_nebula
     progress.fail()
 
 
+# fault (Elastic jobs): A job has loaded a checkpoint and fails, and its next starts fail before they load anything.
+# result: The checkpoint is not taken for the reason.
+def test_only_failures_after_a_load_make_a_job_pass_over_the_checkpoint(monkeypatch):
+    progress = Progress(3, passes_over=True)
+    monkeypatch.setenv("RANK", "0")
+    worker.tell(5)
+    progress.fail()
+    worker.tell(loaded="7 global_step5")
+    progress.fail()
+    progress.fail()
+    with pytest.raises(NoProgress):
+        progress.fail()
+    assert not progress.poison
+    progress.forget()
+    for _ in range(3):
+        worker.tell(loaded="7 global_step5")
+        progress.fail()
+    assert progress.poison == ["7 global_step5"]
+
+
 # fault (Elastic jobs): The health check of a node fails.
 # result: The node does not join.
 def test_a_node_that_is_not_well_does_not_join(tmp_path, place):

@@ -208,6 +208,7 @@ def test_the_first_node_of_a_job_takes_the_time_of_the_file_system_for_the_stora
 def test_heartbeats_of_a_machine_whose_clock_is_wrong_are_right(cells, monkeypatch):
     right = Backend("nebula-store", cells(), "job")
     wrong = Backend("nebula-store", cells(), "job")
+    wrong._ahead()
     wrong._ahead_s = -3600.0  # the store's clock is an hour behind this one's
     state = make_state(2)
     wrong.set_state(state)
@@ -223,6 +224,16 @@ def test_an_answer_that_arrives_late_moves_no_clock(cells, monkeypatch):
     monkeypatch.setattr(backend.documents, "clock", lambda: time.time() - 3600)
     backend._ahead_s = None
     assert backend._ahead() == pytest.approx(-3600, abs=1)
+
+
+# fault (Elastic jobs): The clock of a node is set while a job runs.
+# result: Its heartbeats have the time of the storage, and it takes no other node for lost.
+def test_a_clock_that_is_set_while_a_job_runs_changes_no_heartbeat(cells, monkeypatch):
+    backend, real, set_by = Backend("nebula-store", cells(), "job"), time.time, [0.0]
+    monkeypatch.setattr(backend.documents, "clock", lambda: real())
+    monkeypatch.setattr(time, "time", lambda: real() + set_by[0])
+    for set_by[0] in (0.0, 3600.0, -3600.0, 0.0):
+        assert backend._now() == pytest.approx(real(), abs=1)
 
 
 def seen_by(backend, node, keep_alive_s=5.0):

@@ -153,42 +153,96 @@ for look in newest, lambda: by_tag("x"), nm.checkpoints:
 
 
 RANK = """
+managers = []
+def manager():
+    if not managers:
+        managers.append(nm.Manager(sys.argv[1]))
+    return managers[0]
 for line in sys.stdin:
     try:
-        say(has(eval(line)))
+        said = eval(line)
+        say(has(said) if said is None or isinstance(said, nm.Checkpoint) else said)
     except nm.NebulaUnavailable as refusal:
         say("refused:", refusal)
 """
 
 
-# fault (Storage): While the ranks of one node look for a version one after the other, another node makes a newer one durable.
-# result: All ranks load the version that the first of them has found, as the newest and by tag. If that is gone, a rank is refused another one.
-@pytest.mark.parametrize("look", ["newest()", "by_tag('last')"])
-@pytest.mark.parametrize("tag", ["last", "global_step8"])
-def test_all_ranks_of_a_node_load_the_version_that_the_first_of_them_has_found(nodes, monkeypatch, look, tag):
-    nodes("a").run("save('last', x='A')")
-    with nodes("b").here():
-        for name, value in ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("NEBULA_RUN_ID", "r"):
-            monkeypatch.setenv(name, value)
-        ranks = []
-        for rank in "01":
-            monkeypatch.setenv("RANK", rank)
-            monkeypatch.setenv("LOCAL_RANK", rank)
-            ranks.append(nodes("b").place.trainer(START + RANK, nodes("b").storage, {}, stdin=True))
+@pytest.fixture
+def ask(nodes, monkeypatch) -> Iterator[Callable[[int, str], str]]:
+    """Two ranks of a run on node b say what an expression gives on one of them."""
+    ranks: list[Any] = []
 
-    def ask(rank):
+    def ask(rank: int, look: str) -> str:
+        while len(ranks) < 2:
+            of_rank = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "RANK": len(ranks), "LOCAL_RANK": len(ranks), "NEBULA_RUN_ID": "r"}
+            with nodes("b").here(), monkeypatch.context() as patch:
+                for name, value in of_rank.items():
+                    patch.setenv(name, str(value))
+                ranks.append(nodes("b").place.trainer(START + RANK, nodes("b").storage, {}, stdin=True))
         ranks[rank].stdin.write(look + "\n")
         ranks[rank].stdin.flush()
-        return ranks[rank].stdout.readline().strip()
+        return str(ranks[rank].stdout.readline().strip())
 
-    for name in "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NEBULA_RUN_ID":
-        monkeypatch.delenv(name)
-    assert ask(0) == "x=A"
-    nodes("a").run(f"newest(); save({tag!r}, x='B')")
-    answers = [ask(1), ask(0), ask(1)]
-    if tag == "last":
-        assert "another rank of this node was given" in answers.pop(0)
-    assert set(answers) == {"x=B" if tag == "last" else "x=A"}
+    yield ask
     for rank in ranks:
         rank.stdin.close()
         assert rank.wait(60) == 0
+
+
+# fault (Storage): While the ranks of one node look for a version one after the other, another node makes a newer one durable.
+# result: All ranks load the version that the first of them has found, as the newest and by tag. If that is gone, a rank is refused another one.
+# That there is none, and the steps that a manager lists, are answers for all ranks, too.
+@pytest.mark.parametrize("look", ["newest()", "by_tag('last')"])
+@pytest.mark.parametrize("tag", ["last", "global_step8"])
+def test_all_ranks_of_a_node_load_the_version_that_the_first_of_them_has_found(nodes, ask, look, tag):
+    nodes("a").run("save('last', x='A')")
+    assert ask(0, look) == "x=A"
+    nodes("a").run(f"newest(); save({tag!r}, x='B')")
+    answers = [ask(1, look), ask(0, look), ask(1, look)]
+    if tag == "last":
+        assert "another rank of this node was given" in answers.pop(0)
+    assert set(answers) == {"x=B" if tag == "last" else "x=A"}
+
+
+# fault: as test_all_ranks_of_a_node_load_the_version_that_the_first_of_them_has_found
+@pytest.mark.parametrize("look", ["newest()", "by_tag('global_step7')", "manager().latest_step()", "manager().restore({'x': None}, strict=False)"])
+def test_no_rank_finds_a_version_if_the_first_of_them_has_found_none(nodes, ask, look):
+    assert ask(0, look) in ("none", "None")
+    nodes("a").run("save('global_step7', x='A')")
+    assert {ask(1, look), ask(0, look)} <= {"none", "None"}
+
+
+# fault: as test_all_ranks_of_a_node_load_the_version_that_the_first_of_them_has_found
+def test_all_ranks_of_a_node_list_the_steps_that_the_first_of_them_has_listed(nodes, ask):
+    nodes("a").run("save('global_step7', x='A')")
+    assert ask(0, "manager().latest_step()") == "7"
+    nodes("a").run("newest(); save('global_step8', x='B')")
+    assert [ask(1, "manager().latest_step()"), ask(1, "manager().all_steps()"), ask(0, "manager().all_steps()")] == ["7", "[7]", "[7]"]
+    assert "global_step8" in ask(1, "nm.list_checkpoints()"), "a list for people has all"
+
+
+# fault: as test_all_ranks_of_a_node_load_the_version_that_the_first_of_them_has_found
+def test_all_ranks_of_a_node_load_one_version_of_another_path(nodes, ask):
+    elsewhere = "nm.init(sys.argv[1] + '-2', 0, 2, on_error='raise'); "
+    nodes("a").run(f"{elsewhere}save('global_step7', x='A')")
+    look = "nm.get_latest_checkpoint(sys.argv[1] + '-2')"
+    assert ask(0, look) == "x=A"
+    nodes("a").run(f"{elsewhere}newest(); save('global_step8', x='B')")
+    assert [ask(1, look), ask(0, look)] == ["x=A", "x=A"]
+
+
+# fault (Deaths): A rank makes its first checkpoint without a name later than another one, which has been completed without it, or another
+# node has made one durable meanwhile.
+# result: Both ranks save to checkpoints of one name: no checkpoint has the files of two steps.
+def test_ranks_count_checkpoints_without_a_name_from_one_number(nodes, ask):
+    nodes("a").run("save('checkpoint-4', x='A')")
+    assert ask(0, "nm.Checkpoint().tag") == "checkpoint-5"
+    nodes("a").run("newest(); save('checkpoint-7', x='A')")
+    assert ask(1, "nm.Checkpoint().tag") == "checkpoint-5"
+
+
+# fault: as test_ranks_count_checkpoints_without_a_name_from_one_number
+def test_a_rank_that_comes_late_to_a_checkpoint_without_a_name_counts_as_the_first(ask):
+    ask(1, "None")
+    assert ask(0, "save(None, of_0='0') or newest()") == "of_0=0"
+    assert ask(1, "save(None, of_1='0') or newest().tag") == "checkpoint-1"

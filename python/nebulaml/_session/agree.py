@@ -276,7 +276,9 @@ def _look(engine: Engine, path: str | None) -> tuple[list[dict[str, Any]], list[
             "ranks": one.get("ranks") if "storage" not in one["source"] else None,  # ranks whose parts this node has; None: all, or unknown
         }
         for one in report["versions"]
-        if one["source"] and (one["state"] in _WHOLE or (one["state"] == "failed" and one["sequence"]))  # given up, but whole
+        if one["source"]
+        and (one["state"] in _WHOLE or (one["state"] == "failed" and one["sequence"]))  # given up, but whole
+        and not one.get("late")  # it was not there when the first rank of this node looked
     ]
     if not whole and (report["problems"] or report["passed"]):  # "none" would make the job start from nothing
         raise NebulaCorrupt("no checkpoint can be loaded: " + "; ".join(report["problems"] + [one["reason"] for one in report["passed"]]))

@@ -136,7 +136,7 @@ class Engine:
             if self._session is not None and self._opened_at == now and not self._renews:
                 return self._session
             here = self.place()
-            wanted = (chosen, here, (chosen.run or ranks.run(here)) + ranks.start())
+            wanted = (chosen, here, self._run_at(chosen, here))
             if self._session is not None and self._opened_with == wanted and not self._renews:
                 self._opened_at = now
                 return self._session
@@ -154,6 +154,14 @@ class Engine:
             self._renews = False
             assert self._session is not None
             return self._session
+
+    def run(self) -> str:
+        """Returns the name of this run, as the agent knows it."""
+        return self._run_at(self.settings(), self.place())
+
+    @staticmethod
+    def _run_at(chosen: config.Settings, place: ranks.Place) -> str:
+        return (chosen.run or ranks.run(place)) + ranks.start()
 
     def _connect(self, chosen: config.Settings, place: ranks.Place, run: str) -> None:
         if self._session is None:

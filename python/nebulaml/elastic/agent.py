@@ -61,6 +61,7 @@ class Progress:
         said, _, loaded = os.pread(self._file, 4096, 0).decode().partition("\n")
         if not said or not self._most:
             return
+        os.ftruncate(self._file, len(said) + 1)  # the next start may fail before it loads anything
         self._loaded = (loaded, self._loaded[1] + 1 if loaded == self._loaded[0] else 1)
         step = int(said)
         if step > self._newest:

@@ -24,6 +24,10 @@ _GONE_S = 2.0  # seconds; if a request took longer, storage was not reachable fo
 _ABANDONED_S = 7 * 86400.0
 
 
+def _clock_at() -> float:
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Token(NamedTuple):
     """One writing of the state. torch's handler passes it back."""
 
@@ -49,6 +53,7 @@ class Backend(RendezvousBackend):
         self.cell = Cell(self.job, STATE)
         self._closed_ttl_s = closed_ttl_s
         self._ahead_s: float | None = None
+        self._clock_at = 0.0  # this machine's clock by its uptime, when _ahead_s was found: it differs after a step of the clock
         self._expired: Token | None = None
         self.incarnation = ""  # of the state that was read or written last
         self.view: states.View | None = None  # of the node whose handler uses this backend
@@ -161,14 +166,15 @@ class Backend(RendezvousBackend):
             return False
 
     def _ahead(self) -> float:
-        """Returns how many seconds the store's clock is ahead of this machine's."""
-        if self._ahead_s is None:
+        """Returns how many seconds the store's clock is ahead of this machine's, which may have been set since."""
+        clock_at = _clock_at()
+        if self._ahead_s is None or abs(clock_at - self._clock_at) > _SKEW_S:
             ahead = -float("inf")
             for _ in range(_CLOCK_TRIES):  # an answer that arrives late shows the store's clock as behind, never as ahead
                 ahead = max(ahead, self._call(self.documents.clock) - time.time())
                 if abs(ahead) <= _SKEW_S:
                     break
-            self._ahead_s = ahead if abs(ahead) > _SKEW_S else 0.0
+            self._ahead_s, self._clock_at = ahead if abs(ahead) > _SKEW_S else 0.0, clock_at
             if self._ahead_s:
                 _LOGGER.warning(
                     "the clock of this machine differs from the storage's by %.0f s; the rendezvous corrects for that",

@@ -136,6 +136,12 @@ def _names_in(directory: str) -> list[str]:
         return []
 
 
+def _newest_in(directory: str) -> str | None:
+    """Returns the directory that accelerate takes for the newest. None: there is none."""
+    numbered = [(int(number[0]), path) for path in _names_in(directory) if (number := re.search(r"\d+", os.path.basename(path)))]
+    return max(numbered)[1] if numbered else None
+
+
 def _changed_at(path: str) -> float:
     """Returns the time of the last change of a directory. 0: there is no directory, or it is being removed."""
     try:
@@ -302,6 +308,7 @@ class NebulaTrainerMixin:
         session, prefix = places.store(self.args.output_dir)
         together.flush()  # the last checkpoint of a run that was killed may not be durable yet
         self._nebula().tags = _tags(session, self.args.output_dir, prefix)
+        args, kwargs = _resuming(self.args.output_dir, args, kwargs)
         try:
             return super().train(*args, **kwargs)
         finally:
@@ -315,6 +322,19 @@ class NebulaTrainerMixin:
                 places.tidy(self._nebula_staging_of(self.args.output_dir))
             state.there = ()
             state.rotation.pending.clear()
+
+
+def _resuming(directory: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of train() with the checkpoint that rank 0 finds, if they ask for the newest.
+
+    The agent of a node that has left the job may put a newer one in place while the ranks list the directory one after the other.
+    """
+    from transformers.trainer_utils import get_last_checkpoint
+
+    if (args[0] if args else kwargs.get("resume_from_checkpoint")) is not True:
+        return args, kwargs
+    found = together.from_rank_0(lambda: get_last_checkpoint(directory)) or True  # True: transformers refuses
+    return ((found, *args[1:]), kwargs) if args else (args, {**kwargs, "resume_from_checkpoint": found})
 
 
 @contextlib.contextmanager
@@ -456,6 +476,8 @@ def attach_accelerator(accelerator: Any, overlap: bool | None = None, export: HF
             api._shutdown()  # forget the settings: the first save of this program decides where it saves
         if accelerator.is_main_process:
             places.tidy(places.beside(parent, STAGING))
+        if input_dir is None and accelerator.project_configuration.automatic_checkpoint_naming:
+            input_dir = together.from_rank_0(lambda: _newest_in(parent))  # as _resuming()
         return plain_load(input_dir, *args, **kwargs)
 
     accelerator.save_state, accelerator.load_state = save_state, load_state

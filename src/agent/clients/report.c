@@ -18,6 +18,7 @@
 #include "agent/persist/settings.h"
 #include "agent/persist/storage.h"
 #include "agent/pulse/pulse.h"
+#include "agent/restore/answers.h"
 #include "agent/restore/passed_over.h"
 #include "agent/restore/restore.h"
 #include "base/error.h"
@@ -383,8 +384,45 @@ static json_t *verdicts_json(struct catalogue *catalogue, const struct session *
         return verdicts;
 }
 
-static enum nebula_status versions_text(struct catalogue *catalogue, const struct session *session, const char *path, bool reads_storage,
-                                        char **ret_text, struct nebula_error *error)
+static bool is_loadable(const json_t *row)
+{
+        const json_t *source = json_object_get(row, "source");
+        const char *state = json_string_value(json_object_get(row, "state"));
+
+        return (json_is_string(source) || json_array_size(source)) && json_integer_value(json_object_get(row, "sequence")) &&
+               strcmp(state, "capturing") != 0 && strcmp(state, "captured") != 0;
+}
+
+/* Marks the versions that were not there when the first rank of this node asked for the list, so that all its ranks choose from one (answers.h).
+ * False: this list is older than that one. */
+static bool mark_late(struct catalogue *catalogue, const struct session *session, const char *path, json_t *versions)
+{
+        size_t count = json_array_size(versions), missing = 0;
+        uint64_t *hashes = calloc(count + 1, sizeof *hashes); /* by row; 0: not loadable */
+        struct told own = { .tags = calloc(count + 1, sizeof *own.tags) };
+        const struct told *told = NULL;
+
+        for (size_t i = 0; hashes && own.tags && i < count; i++)
+                if (is_loadable(json_array_get(versions, i)))
+                        hashes[i] = own.tags[own.count++] = told_hash(json_string_value(json_object_get(json_array_get(versions, i), "tag")));
+        told_sort(&own);
+        catalogue_lock(catalogue);
+        if (hashes && own.tags && answers_are_shared(session))
+                told = answers_told(session, path, &own);
+        for (size_t i = 0; told && i < told->count; i++)
+                missing += !told_has(&own, told->tags[i]);
+        for (size_t i = 0; told && i < count; i++)
+                if (hashes[i] && !told_has(told, hashes[i]))
+                        json_object_set_new(json_array_get(versions, i), "late", json_true());
+        catalogue_unlock(catalogue);
+        free(hashes);
+        free(own.tags);
+        return !missing;
+}
+
+/* *ret_is_old: it lacks versions that another rank of this node has been told of. */
+static enum nebula_status versions_once(struct catalogue *catalogue, const struct session *session, const char *path, bool reads_storage,
+                                        bool *ret_is_old, char **ret_text, struct nebula_error *error)
 {
         bool own_only = session && session->role == IPC_ROLE_TRAINER && !*path, takes_copies = true;
         json_t *versions, *problems = json_array(), *passed = NULL, *verdicts;
@@ -453,7 +491,24 @@ static enum nebula_status versions_text(struct catalogue *catalogue, const struc
         catalogue_unlock(catalogue);
         free(jobs);
         mark_abandoned(versions);
+        *ret_is_old = reads_storage && !unread[0] && session && session->role == IPC_ROLE_TRAINER && !mark_late(catalogue, session, path, versions);
         return to_text(json_pack("{s:o, s:o, s:o, s:o, s:s}", "versions", versions, "verdicts", verdicts, "problems", problems, "passed", passed ? passed : json_array(), "unread", unread), ret_text, error);
+}
+
+#define LIST_LOOKS_MAX 3 /* a version that is missing may have been removed */
+
+static enum nebula_status versions_text(struct catalogue *catalogue, const struct session *session, const char *path, bool reads_storage,
+                                        char **ret_text, struct nebula_error *error)
+{
+        enum nebula_status status;
+        bool is_old;
+
+        for (int looks = 1;; looks++) {
+                status = versions_once(catalogue, session, path, reads_storage, &is_old, ret_text, error);
+                if (status || !is_old || looks == LIST_LOOKS_MAX)
+                        return status;
+                free(*ret_text);
+        }
 }
 
 static json_t *findings_json(const struct job *job)

@@ -7,12 +7,17 @@
 #include "os/os.h"
 
 #define NEW_QUESTION_NS (60 * SECOND_NS)
+#define PATIENCE_NS (600 * SECOND_NS) /* ranks of one start do not ask later than that after each other: collectives would have failed */
+#define ANSWERS_MAX 256               /* of a job; a program may ask for each tag */
 
-static void drop(struct answer **link)
+static void drop(struct job *job, struct answer **link)
 {
         struct answer *answer = *link;
 
         *link = answer->next;
+        job->answers->count--;
+        free(answer->path);
+        free(answer->told.tags);
         free(answer->ranks);
         free(answer);
 }
@@ -20,7 +25,7 @@ static void drop(struct answer **link)
 void answers_end(struct job *job)
 {
         while (job->answers->first)
-                drop(&job->answers->first);
+                drop(job, &job->answers->first);
 }
 
 static uint32_t local_ranks(const struct session *session)
@@ -38,13 +43,13 @@ static bool has_committed(const struct job *job)
         return false;
 }
 
-bool answers_are_shared(const struct session *session, const struct ipc_find *request)
+/* On several nodes the run may have committed a version of which this agent does not know. There the program agrees. */
+bool answers_are_shared(const struct session *session)
 {
         const struct job *job = session->job;
 
-        return session->role == IPC_ROLE_TRAINER && local_ranks(session) > 1 && !request->sequence &&
-               (!*request->persist_path || !strcmp(request->persist_path, job->persist_path)) && !strcmp(session->run, ancestry_newest(job)) &&
-               !has_committed(job);
+        return session->role == IPC_ROLE_TRAINER && local_ranks(session) > 1 && session->world <= local_ranks(session) &&
+               !strcmp(session->run, ancestry_newest(job)) && !has_committed(job);
 }
 
 static bool has_got(const struct answer *answer, uint32_t rank)
@@ -55,74 +60,208 @@ static bool has_got(const struct answer *answer, uint32_t rank)
         return false;
 }
 
+static bool has_full_turn(const struct session *session, const struct answer *answer)
+{
+        return answer->rank_count >= local_ranks(session);
+}
+
+static bool is_over(const struct session *session, const struct answer *answer)
+{
+        int64_t rested_ns = os->now_ns() - answer->last_ns;
+
+        if (answer->is_none && has_got(answer, session->rank))
+                return true; /* the program may have brought a version meanwhile */
+        if (answer->was_full)
+                return (has_full_turn(session, answer) ? os->now_ns() - answer->full_ns : rested_ns) >= NEW_QUESTION_NS;
+        if (has_got(answer, session->rank))
+                return rested_ns >= NEW_QUESTION_NS; /* the other ranks may never ask */
+        return (answer->is_none || answer->is_list) && rested_ns >= PATIENCE_NS;
+}
+
+/* What is asked. */
+struct question {
+        const char *path, *tag;
+        bool is_list;
+};
+
 /* The link to the answer, or the one after the last. */
-static struct answer **find(const struct session *session, const struct ipc_find *request)
+static struct answer **find(const struct session *session, const struct question *asked)
 {
         struct job_answers *answers = session->job->answers;
+        const char *path = strcmp(asked->path, session->job->persist_path) ? asked->path : "";
         struct answer **link = &answers->first;
 
         if (answers->run != ancestry_number(session->job))
                 answers_end(session->job);
         answers->run = ancestry_number(session->job);
-        while (*link && strcmp((*link)->asked, request->tag))
+        while (*link && (strcmp((*link)->asked, asked->tag) || strcmp((*link)->path, path) || (*link)->is_list != asked->is_list))
                 link = &(*link)->next;
         return link;
 }
 
-bool answers_given(const struct session *session, const struct ipc_find *request, struct ipc_found *ret_found)
+/* The answer that is still one; NULL: there is none. */
+static struct answer *valid(const struct session *session, const struct question *asked)
 {
-        struct answer **link = find(session, request);
+        struct answer **link = find(session, asked);
 
-        if (*link && has_got(*link, session->rank) && os->now_ns() - (*link)->last_ns >= NEW_QUESTION_NS) {
-                drop(link);
-                return false;
+        if (!*link || !is_over(session, *link))
+                return *link;
+        drop(session->job, link);
+        return NULL;
+}
+
+/* NULL: no memory. */
+static struct answer *add(const struct session *session, const struct question *asked)
+{
+        struct job_answers *answers = session->job->answers;
+        struct answer *answer = calloc(1, sizeof *answer);
+
+        if (!answer)
+                return NULL;
+        answer->path = strdup(strcmp(asked->path, session->job->persist_path) ? asked->path : "");
+        if (!answer->path) {
+                free(answer);
+                return NULL;
         }
-        if (!*link)
-                return false;
-        *ret_found = (*link)->found;
-        return true;
+        strcpy(answer->asked, asked->tag);
+        answer->is_list = asked->is_list;
+        answer->last_ns = os->now_ns();
+        if (answers->count == ANSWERS_MAX)
+                drop(session->job, &answers->first);
+        answers->count++;
+        *find(session, asked) = answer;
+        return answer;
+}
+
+static void note_rank(const struct session *session, struct answer *answer)
+{
+        uint32_t *grown;
+
+        if (has_got(answer, session->rank) && !has_full_turn(session, answer))
+                return;
+        if (has_full_turn(session, answer))
+                answer->rank_count = 0;
+        grown = realloc(answer->ranks, (answer->rank_count + 1) * sizeof *grown);
+        if (!grown)
+                return;
+        answer->ranks = grown;
+        grown[answer->rank_count++] = session->rank;
+        answer->last_ns = os->now_ns();
+        if (has_full_turn(session, answer) && !answer->was_full) {
+                answer->was_full = true;
+                answer->full_ns = answer->last_ns;
+        }
+}
+
+static struct question question_of(const struct ipc_find *request)
+{
+        return (struct question){ .path = request->persist_path, .tag = request->tag };
+}
+
+enum answer_kind answers_given(const struct session *session, const struct ipc_find *request, struct ipc_found *ret_found)
+{
+        struct question asked = question_of(request);
+        const struct answer *answer = valid(session, &asked);
+
+        if (answer && !answer->is_none)
+                *ret_found = answer->found;
+        return !answer ? ANSWER_OPEN : answer->is_none ? ANSWER_NONE : ANSWER_VERSION;
+}
+
+/* is_given: its sequence may have changed since, now that storage was read. */
+static bool is_answer(const struct answer *answer, const struct ipc_found *found, bool is_given)
+{
+        if (!found || answer->is_none)
+                return !found && answer->is_none;
+        return !strcmp(answer->found.tag, found->tag) && (is_given || answer->found.sequence == found->sequence);
 }
 
 bool answers_give(const struct session *session, const struct ipc_find *request, const struct ipc_found *found, bool was_given)
 {
-        struct answer **link = find(session, request), *answer = *link;
-        uint32_t *grown;
+        struct question asked = question_of(request);
+        struct answer *answer = *find(session, &asked);
 
-        if (answer && !was_given && (strcmp(answer->found.tag, found->tag) || answer->found.sequence != found->sequence))
+        if (answer && !is_answer(answer, found, was_given))
                 return false;
-        if (!answer && (answer = calloc(1, sizeof *answer))) {
-                strcpy(answer->asked, request->tag);
-                answer->found = *found;
-                *link = answer;
+        if (!answer && (answer = add(session, &asked))) {
+                answer->is_none = !found;
+                if (found)
+                        answer->found = *found;
         }
-        if (answer)
-                answer->found.sequence = found->sequence; /* it may have a new number, now that storage was read */
-        if (!answer || has_got(answer, session->rank))
+        if (!answer)
                 return true;
-        grown = realloc(answer->ranks, (answer->rank_count + 1) * sizeof *grown);
-        if (!grown)
-                return true;
-        answer->ranks = grown;
-        grown[answer->rank_count++] = session->rank;
-        answer->last_ns = os->now_ns();
+        if (found)
+                answer->found.sequence = found->sequence;
+        note_rank(session, answer);
         return true;
 }
 
 bool answers_forget(const struct session *session, const struct ipc_find *request)
 {
-        struct answer **link = find(session, request);
+        struct question asked = question_of(request);
+        struct answer **link = find(session, &asked);
 
-        if (*link && ((*link)->rank_count > 1 || !has_got(*link, session->rank)))
+        if (*link && ((*link)->was_full || (*link)->rank_count > 1 || !has_got(*link, session->rank)))
                 return false;
         if (*link)
-                drop(link);
+                drop(session->job, link);
         return true;
 }
 
 void answers_doubt(const struct session *session, const struct ipc_find *request)
 {
-        struct answer **link = find(session, request);
+        struct question asked = question_of(request);
+        struct answer **link = find(session, &asked);
 
         if (*link)
-                drop(link);
+                drop(session->job, link);
+}
+
+static int by_value(const void *a, const void *b)
+{
+        uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
+
+        return (left > right) - (left < right);
+}
+
+void told_sort(struct told *told)
+{
+        if (told->count)
+                qsort(told->tags, told->count, sizeof *told->tags, by_value);
+}
+
+bool told_has(const struct told *told, uint64_t tag)
+{
+        return told->count && bsearch(&tag, told->tags, told->count, sizeof *told->tags, by_value);
+}
+
+uint64_t told_hash(const char *tag)
+{
+        uint64_t hash = 14695981039346656037u;
+
+        for (; *tag; tag++)
+                hash = (hash ^ (unsigned char)*tag) * 1099511628211u;
+        return hash;
+}
+
+const struct told *answers_told(const struct session *session, const char *path, const struct told *own)
+{
+        struct question asked = { .path = path, .tag = "", .is_list = true };
+        struct answer *answer = valid(session, &asked);
+
+        if (!answer) {
+                uint64_t *tags = malloc((own->count + 1) * sizeof *tags);
+
+                answer = tags ? add(session, &asked) : NULL;
+                if (!answer) {
+                        free(tags);
+                        return NULL;
+                }
+                if (own->count)
+                        memcpy(tags, own->tags, own->count * sizeof *tags);
+                answer->told = (struct told){ .tags = tags, .count = own->count };
+                answer->is_none = !own->count;
+        }
+        note_rank(session, answer);
+        return &answer->told;
 }

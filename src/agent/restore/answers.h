@@ -1,9 +1,12 @@
 /*
  * answers.h - the ranks of a node load one version.
  *
- * They search one after the other, and another node may make a version durable, or write a tag again, in between. So until a run has committed a
- * version, all its ranks on this node get the version that the first of them has found: one for the newest, and one for each tag. A rank that asks
- * again a minute later asks anew, for all.
+ * They search one after the other, and another node may make a version durable, or write a tag again, in between. So until a run on one node has
+ * committed a version, all its ranks get the answer that the first of them got: for the newest of a path, for each tag, and for the list of
+ * versions. A minute after all of them have asked, a search is a new question. Ranks that ask again and again in step get each answer equally
+ * often. If not all ask, a rank that asks again a minute later asks anew, for all.
+ *
+ * "There is none" is an answer for the other ranks, too. A rank that asks again after it asks anew.
  *
  * Call all functions with the catalogue's lock held.
  */
@@ -12,17 +15,29 @@
 
 #include "agent/catalogue/catalogue.h"
 
-/* Whether the answer to this search has to be that of the session's other ranks. */
-bool answers_are_shared(const struct session *session, const struct ipc_find *request);
-/* The answer that a rank has got. False: there is none. */
-bool answers_given(const struct session *session, const struct ipc_find *request, struct ipc_found *ret_found);
-/* Call when the session is about to get this answer. False: a rank has got another one meanwhile. `was_given`: it is the one of answers_given.
- * Without memory for it, it is not shared. */
+enum answer_kind { ANSWER_OPEN, ANSWER_VERSION, ANSWER_NONE };
+
+/* Whether what this session is told has to be what the job's other ranks are told. */
+bool answers_are_shared(const struct session *session);
+/* The answer that a rank has got. ANSWER_OPEN: no rank has asked. */
+enum answer_kind answers_given(const struct session *session, const struct ipc_find *request, struct ipc_found *ret_found);
+/* Call when the session is about to get this answer. found: NULL: there is none. False: a rank has got another one meanwhile. `was_given`: it is
+ * the one of answers_given. Without memory for it, it is not shared. */
 bool answers_give(const struct session *session, const struct ipc_find *request, const struct ipc_found *found, bool was_given);
 /* Call if the version cannot be found any more. False: another rank has got it, so this one may not get another. */
 bool answers_forget(const struct session *session, const struct ipc_find *request);
 /* Call if a reader has found the version damaged: the next answer is another one, for all ranks. */
 void answers_doubt(const struct session *session, const struct ipc_find *request);
+/* The list of a path's versions that the ranks have been told of, by the hashes of their tags, sorted. The first rank's list becomes theirs.
+ * NULL: no memory, and the list is not shared. It is valid as long as the lock is held. */
+struct told {
+        uint64_t *tags;
+        size_t count;
+};
+const struct told *answers_told(const struct session *session, const char *path, const struct told *own);
+bool told_has(const struct told *told, uint64_t tag);
+uint64_t told_hash(const char *tag);
+void told_sort(struct told *told);
 void answers_end(struct job *job);
 
 #endif

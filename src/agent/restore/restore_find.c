@@ -502,19 +502,24 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
 {
         enum nebula_status status;
         struct ipc_found given;
-        bool is_shared, is_given, is_settled = false;
+        enum answer_kind kind;
+        bool is_shared, is_settled = false;
 
         while (!is_settled) {
                 catalogue_lock(catalogue);
-                is_shared = answers_are_shared(session, request);
-                is_given = is_shared && answers_given(session, request, &given);
+                is_shared = !request->sequence && answers_are_shared(session);
+                kind = is_shared ? answers_given(session, request, &given) : ANSWER_OPEN;
                 catalogue_unlock(catalogue);
-                if (!is_given)
+                if (kind == ANSWER_NONE)
+                        status = error_set(error, NEBULA_NOT_FOUND, 0, "there was no complete checkpoint%s%.200s when another rank of this node looked",
+                                           *request->tag ? " " : "", request->tag);
+                else if (kind == ANSWER_OPEN)
                         status = find(catalogue, session, request, ret_found, error);
                 else if (!find_given(catalogue, session, request, &given, ret_found, &status, error))
                         continue;
                 catalogue_lock(catalogue);
-                is_settled = status || !is_shared || answers_give(session, request, ret_found, is_given);
+                is_settled = !is_shared || (status && (status != NEBULA_NOT_FOUND || kind == ANSWER_VERSION)) ||
+                             answers_give(session, request, status ? NULL : ret_found, kind != ANSWER_OPEN);
                 catalogue_unlock(catalogue);
         }
         return status;

@@ -3,17 +3,24 @@
 #define NB_AGENT_RESTORE_SLOTS_PRIVATE_H
 
 #include "agent/catalogue/catalogue.h"
+#include "agent/restore/answers.h"
 
 struct answer {
         struct answer *next;
+        char *path;              /* "": the job's */
         char asked[IPC_NAME_MAX]; /* the tag; "": the newest */
+        bool is_list, is_none;
         struct ipc_found found;
-        uint32_t *ranks; /* that have got it */
+        struct told told;
+        uint32_t *ranks; /* that have got it in this turn: a rank that gets it again, after all, begins another turn */
         size_t rank_count;
-        int64_t last_ns; /* when the last of them got it for the first time */
+        bool was_full;    /* all have got it */
+        int64_t full_ns;  /* for the first time then */
+        int64_t last_ns;  /* when the last of them got it in this turn */
 };
 struct job_answers {
-        struct answer *first;
+        struct answer *first; /* the oldest */
+        size_t count;
         uint64_t run; /* ancestry_number() */
 };
 

@@ -11,6 +11,7 @@
 #include "agent/commit/lineage.h"
 #include "agent/log.h"
 #include "agent/restore/restore.h"
+#include "agent/restore/slots_private.h"
 #include "store/manifest_load.h"
 #include "store/manifest_remove.h"
 #include "store/tag_log.h"
@@ -623,6 +624,103 @@ static void all_ranks_of_a_node_get_one_answer(void)
         shelf_done(&shelf);
 }
 
+static int64_t seconds;
+
+static int64_t now_in_seconds(void)
+{
+        return os_linux.now_ns() + seconds * SECOND_NS;
+}
+
+/* A shelf whose ranks 0 and 1 are on this node. */
+static void shelf_init_ranks(struct shelf *shelf)
+{
+        shelf_init(shelf, 1);
+        shelf->other.role = IPC_ROLE_TRAINER;
+        shelf->other.world = shelf->bench.job->settings.local_world = 2;
+        begin_run(shelf, "r1");
+}
+
+static void that_there_is_none_is_an_answer_for_the_other_ranks(void)
+{
+        struct os_table table = *os;
+        const struct os_table *real = os;
+        struct shelf shelf;
+
+        shelf_init_ranks(&shelf);
+        table.now_ns = now_in_seconds;
+        os = &table;
+        seconds = 0;
+        CHECK(rank_finds(&shelf, 0, "step2") == -1);
+        write_elsewhere(&shelf, "step2");
+        CHECK(rank_finds(&shelf, 1, "step2") == -1 && strstr(shelf.bench.error.message, "another rank"));
+        CHECK(rank_finds(&shelf, 0, "step2") == 2 && rank_finds(&shelf, 1, "step2") == 2); /* they may have waited for it */
+        CHECK(rank_finds(&shelf, 0, "step3") == -1);
+        write_elsewhere(&shelf, "step3");
+        seconds += 599;
+        CHECK(rank_finds(&shelf, 1, "step3") == -1);
+        os = real;
+        shelf_done(&shelf);
+}
+
+static void ranks_that_ask_in_step_get_each_answer_equally_often(void)
+{
+        struct os_table table = *os;
+        const struct os_table *real = os;
+        struct shelf shelf;
+
+        shelf_init_ranks(&shelf);
+        table.now_ns = now_in_seconds;
+        os = &table;
+        seconds = 0;
+        CHECK(rank_finds(&shelf, 0, "") == 1 && rank_finds(&shelf, 1, "") == 1);
+        write_elsewhere(&shelf, "step2");
+        seconds += 59;
+        CHECK(rank_finds(&shelf, 0, "") == 1);
+        seconds += 2;
+        CHECK(rank_finds(&shelf, 1, "") == 1);
+        CHECK(rank_finds(&shelf, 0, "") == 2 && rank_finds(&shelf, 1, "") == 2);
+        begin_run(&shelf, "r2"); /* only one of its ranks asks */
+        CHECK(rank_finds(&shelf, 1, "") == 2);
+        write_elsewhere(&shelf, "step3");
+        CHECK(rank_finds(&shelf, 1, "") == 2);
+        seconds += 61;
+        CHECK(rank_finds(&shelf, 1, "") == 3);
+        os = real;
+        shelf_done(&shelf);
+}
+
+/* A run on several nodes may have committed what this agent does not know. */
+static void ranks_of_several_nodes_look_at_storage_each_time(void)
+{
+        struct shelf shelf;
+
+        shelf_init(&shelf, 1);
+        shelf.other.role = IPC_ROLE_TRAINER;
+        shelf.other.world = 4;
+        shelf.bench.job->settings.local_world = 2;
+        begin_run(&shelf, "r1");
+        CHECK(rank_finds(&shelf, 0, "") == 1 && rank_finds(&shelf, 1, "") == 1);
+        write_elsewhere(&shelf, "step2");
+        CHECK(rank_finds(&shelf, 0, "") == 2 && rank_finds(&shelf, 1, "") == 2);
+        shelf_done(&shelf);
+}
+
+/* A program that asks for each of many tags. */
+static void an_agent_remembers_few_answers(void)
+{
+        struct shelf shelf;
+        char tag[32];
+
+        shelf_init_ranks(&shelf);
+        for (int i = 0; i < 600; i++) {
+                snprintf(tag, sizeof tag, "none%d", i);
+                CHECK(rank_finds(&shelf, 0, tag) == -1);
+        }
+        CHECK(shelf.bench.job->answers->count == 256);
+        CHECK(rank_finds(&shelf, 1, "step1") == 1 && rank_finds(&shelf, 1, "none599") == -1);
+        shelf_done(&shelf);
+}
+
 /* Its run has looked at storage when it began. */
 static void a_trainer_that_searches_late_finds_what_another_node_has_made_durable_since(void)
 {
@@ -645,7 +743,10 @@ static void a_trainer_that_searches_late_finds_what_another_node_has_made_durabl
         shelf_done(&shelf);
 }
 
-TAP_MAIN(TEST(a_trainer_that_searches_late_finds_what_another_node_has_made_durable_since), TEST(all_ranks_of_a_node_get_one_answer), TEST(a_handle_leads_to_no_other_writing_of_its_tag),
+TAP_MAIN(TEST(a_trainer_that_searches_late_finds_what_another_node_has_made_durable_since), TEST(all_ranks_of_a_node_get_one_answer),
+         TEST(that_there_is_none_is_an_answer_for_the_other_ranks), TEST(ranks_that_ask_in_step_get_each_answer_equally_often),
+         TEST(ranks_of_several_nodes_look_at_storage_each_time),
+         TEST(an_agent_remembers_few_answers), TEST(a_handle_leads_to_no_other_writing_of_its_tag),
          TEST(a_handle_that_only_began_its_tag_leads_to_the_one_before),
          TEST(a_tag_that_was_removed_and_written_again_with_its_number_is_another_one),
          TEST(a_version_that_is_removed_while_it_is_looked_at_is_not_found),
