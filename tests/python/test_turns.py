@@ -209,7 +209,8 @@ def test_all_ranks_of_a_node_load_the_version_that_the_first_of_them_has_found(n
 def test_no_rank_finds_a_version_if_the_first_of_them_has_found_none(nodes, ask, look):
     assert ask(0, look) in ("none", "None")
     nodes("a").run("save('global_step7', x='A')")
-    assert {ask(1, look), ask(0, look)} <= {"none", "None"}
+    assert ask(1, look) in ("none", "None")
+    assert "7" in ask(0, look) or "x=A" in ask(0, look), "a rank that asks again may have waited for it"
 
 
 # fault: as test_all_ranks_of_a_node_load_the_version_that_the_first_of_them_has_found
