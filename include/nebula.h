@@ -36,7 +36,8 @@
  * the program may change its memory.
  *
  * Threads: any thread may make any call. Calls on one session run one after the other; waits do not
- * block other calls.
+ * block other calls. Do not cancel a thread that is in a call (pthread_cancel): it keeps the locks of the session,
+ * and other calls wait for them without end.
  *
  * Errors: every call that can fail returns a status. If `ret_error` is not NULL, the call describes the
  * failure there in one sentence. Outputs are last, named ret_..., and written only on success. The

@@ -403,6 +403,7 @@ int main(int argc, char **argv)
         const struct cli_command *command;
         int code;
 
+        os_file_limit_no_signal();
         hide_queries(argc, argv);
         cloud_offer();
         if (argc == 3 && !strcmp(argv[1], "programs")) /* of an agent, which may start none itself */

@@ -114,6 +114,11 @@ void os_limits_raise(void)
         }
 }
 
+void os_file_limit_no_signal(void)
+{
+        signal(SIGXFSZ, SIG_IGN);
+}
+
 void os_daemon_ready(int ready_fd, const char *failure)
 {
         const char *text = failure && *failure ? failure : "\n";

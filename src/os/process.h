@@ -6,6 +6,7 @@
  *     os_daemon_ready(ready_fd, NULL)    the daemon reports that it is ready; NULL is success
  *
  *     os_limits_raise();                 first of all
+ *     os_file_limit_no_signal();         the same
  *
  *     os_signals_clean(clean, argument); a command cleans up before a signal ends it
  *
@@ -33,6 +34,8 @@ void os_limits_raise(void);
 int os_daemonise(int *ret_ready_fd, char ret_text[OS_DAEMON_TEXT_MAX]);
 void os_daemon_ready(int ready_fd, const char *failure);
 
+/* A write beyond RLIMIT_FSIZE fails with EFBIG from now on. By default a signal ends the process, without a message or a clean-up. */
+void os_file_limit_no_signal(void);
 void os_signals_block(void);
 int os_signals_wait(void); /* the signal's number: SIGTERM, SIGINT or SIGHUP */
 /* For a command. Each of SIGTERM, SIGINT and SIGHUP that is not ignored first runs `clean`, on a thread of its own,

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -415,6 +416,20 @@ def test_a_directory_in_the_way_stops_a_restore_before_it_replaces_a_file(run, m
     told = run("restore", "t", "--to", out, "--force", "--path", store)
     assert told.returncode == 5 and f"{out}/b.pt is a directory" in told.stderr
     assert sorted(path.name for path in out.iterdir()) == ["a.pt", "b.pt"] and (out / "a.pt").read_text() == "before"
+
+
+# fault (The machine and other users): The limit of the size of files (`ulimit -f`) is smaller than a file that a command writes.
+# result: The command says so and leaves nothing behind.
+def test_a_file_larger_than_the_limit_of_files_is_an_error_and_leaves_nothing(nebula, make, tmp_path):
+    store = make("t", "a.pt=100", "b.pt=50000")
+
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    line = [nebula, "restore", "t", "--to", tmp_path / "out", "--path", store]
+    told = subprocess.run(line, preexec_fn=limited, capture_output=True, text=True, timeout=60)
+    assert told.returncode == 4 and "b.pt: File too large" in told.stderr
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 WRITES_AGAIN_AND_AGAIN = """

@@ -5,6 +5,7 @@ import math
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from nebulaml._session import locate
-from nebulaml.errors import NebulaConfigError
+from nebulaml.errors import NebulaConfigError, NebulaStorageError
 from nebulaml.plan import command, failures, interval, memory, model, planning
 
 HOUR = 3600.0
@@ -412,6 +413,21 @@ def test_the_configuration_is_written_once(capsys, tmp_path):
     assert json.loads(file.read_text())["zero_optimization"]["stage"] == 3
     other = tmp_path / "other.json"
     assert run(capsys, "--params", "70B", "--stage", 0, "--write", other)[0] == 1 and not other.exists()
+
+
+# fault (Arguments of the caller): The disk for the DeepSpeed configuration that `nebula plan --write --force` replaces is full.
+# result: The configuration stays as it was.
+def test_a_configuration_that_cannot_be_written_whole_leaves_the_one_before(capsys, tmp_path):
+    file, limits = tmp_path / "ds_config.json", resource.getrlimit(resource.RLIMIT_FSIZE)
+    file.write_text("before")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        for arguments in (["--write", str(file), "--force"], ["--write", str(tmp_path / "new.json")]):
+            with pytest.raises(NebulaStorageError, match="File too large"):
+                command.main(["--params", "7B", *arguments])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.read_text() == "before" and os.listdir(tmp_path) == ["ds_config.json"]
 
 
 def test_the_picture_is_one(capsys, tmp_path):

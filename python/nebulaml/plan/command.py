@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -209,12 +210,21 @@ def _job(given: argparse.Namespace) -> Job:
 
 
 def _write(file: str, content: str, force: bool) -> None:
+    """A file that cannot be written whole leaves the one that was there, or none."""
+    replaces = force and os.path.isfile(file)
+    part = f"{os.path.realpath(file)}.{os.getpid()}.part" if replaces else file
+    mode = "w" if force and not replaces and os.path.exists(file) else "x"  # "w": /dev/stdout
     try:
-        with open(file, "w" if force else "x", encoding="utf-8") as opened:
+        with open(part, mode, encoding="utf-8") as opened:
             opened.write(content)
+        if replaces:
+            os.replace(part, os.path.realpath(file))
     except FileExistsError:
         raise NebulaConfigError(f"{file} exists: --force replaces it") from None
     except OSError as failure:
+        if mode == "x":
+            with contextlib.suppress(OSError):
+                os.unlink(part)
         raise NebulaStorageError(f"{file} cannot be written: {failure.strerror}") from failure
 
 
