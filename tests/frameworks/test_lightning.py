@@ -190,7 +190,7 @@ else:
 def test_a_name_whose_file_waits_to_go_is_free_as_in_stock(node):
     script(node, """
 from types import SimpleNamespace as Some
-trainer = Some(is_global_zero=True, strategy=Some(checkpoint_io=io, reduce_boolean_decision=lambda here, all: here))
+trainer = Some(is_global_zero=True, strategy=Some(checkpoint_io=io, broadcast=lambda value: value))
 save("epoch=0.ckpt")
 nm.flush_persistence()
 save("epoch=0-v1.ckpt")
