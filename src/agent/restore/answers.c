@@ -35,21 +35,29 @@ static uint32_t local_ranks(const struct session *session)
         return local_world ? local_world : session->world;
 }
 
-static bool has_committed(const struct job *job)
+static bool is_own(const struct session *session, const struct version *version)
 {
-        for (const struct version *version = job->versions; version; version = version->next)
-                if (lifecycle_complete(version->life.state) && ancestry_is_of_newest(version))
-                        return true;
+        return session->job == version->job ? ancestry_is_of_newest(version) : !strcmp(version->run, session->run);
+}
+
+/* Whether the session's run has, there. Its processes may have a session for each path. */
+static bool has_committed(const struct session *session, const char *path)
+{
+        for (const struct job *job = session->job->lane->catalogue->jobs; job; job = job->next)
+                for (const struct version *version = strcmp(job->persist_path, path) ? NULL : job->versions; version; version = version->next)
+                        if (lifecycle_complete(version->life.state) && is_own(session, version))
+                                return true;
         return false;
 }
 
 /* On several nodes the run may have committed a version of which this agent does not know. There the program agrees. */
-bool answers_are_shared(const struct session *session)
+bool answers_are_shared(const struct session *session, const char *path)
 {
-        const struct job *job = session->job;
+        const char *own = session->job->persist_path;
 
         return session->role == IPC_ROLE_TRAINER && local_ranks(session) > 1 && session->world <= local_ranks(session) &&
-               !strcmp(session->run, ancestry_newest(job)) && !has_committed(job);
+               !strcmp(session->run, ancestry_newest(session->job)) && !has_committed(session, own) &&
+               (!*path || !strcmp(path, own) || !has_committed(session, path));
 }
 
 static bool has_got(const struct answer *answer, uint32_t rank)
