@@ -77,6 +77,8 @@ static bool is_over(const struct session *session, const struct answer *answer)
 {
         int64_t now_ns = os->now_ns();
 
+        if (answer->is_earlier && (answer->was_full || has_got(answer, session->rank) || now_ns - answer->last_ns >= PATIENCE_NS))
+                return true;
         if (answer->was_full)
                 return now_ns - (has_full_turn(session, answer) ? answer->full_ns : answer->last_ns) >= NEW_QUESTION_NS;
         if (!answer->is_none && !answer->is_list)
@@ -90,6 +92,29 @@ struct question {
         bool is_list;
 };
 
+static bool has_committed_before(const struct job *job)
+{
+        for (const struct version *version = job->versions; version; version = version->next)
+                if (lifecycle_complete(version->life.state) && !strcmp(version->run, ancestry_newest(job)))
+                        return true;
+        return false;
+}
+
+/* A run begins again if a rank connects and no other one is connected: perhaps all have restarted, perhaps they come and go one by one. */
+static void begin(struct job *job)
+{
+        struct job_answers *answers = job->answers;
+
+        if (answers->run == ancestry_number(job))
+                return;
+        if (strcmp(answers->name, ancestry_newest(job)) != 0 || has_committed_before(job))
+                answers_end(job);
+        for (struct answer *answer = answers->first; answer; answer = answer->next)
+                answer->is_earlier = true;
+        answers->run = ancestry_number(job);
+        strcpy(answers->name, ancestry_newest(job));
+}
+
 /* The link to the answer, or the one after the last. */
 static struct answer **find(const struct session *session, const struct question *asked)
 {
@@ -97,9 +122,7 @@ static struct answer **find(const struct session *session, const struct question
         const char *path = strcmp(asked->path, session->job->persist_path) ? asked->path : "";
         struct answer **link = &answers->first;
 
-        if (answers->run != ancestry_number(session->job))
-                answers_end(session->job);
-        answers->run = ancestry_number(session->job);
+        begin(session->job);
         while (*link && (strcmp((*link)->asked, asked->tag) || strcmp((*link)->path, path) || (*link)->is_list != asked->is_list))
                 link = &(*link)->next;
         return link;
@@ -143,6 +166,7 @@ static void note_rank(const struct session *session, struct answer *answer)
 {
         uint32_t *grown;
 
+        answer->is_earlier = false;
         if (has_got(answer, session->rank) && !has_full_turn(session, answer))
                 return;
         if (has_full_turn(session, answer))
