@@ -38,6 +38,7 @@ def arguments():
     parser.add_argument("--deepspeed", type=int, metavar="STAGE")
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--then", choices=["", "best", "options", "twice", "api", "every", "start"], default="")  # start: it ends there
+    parser.add_argument("--hide", action="store_true", help='the other ranks have looked for "last" before it was there')
     return parser.parse_args()
 
 
@@ -48,6 +49,10 @@ callbacks = importlib.import_module(args.package + ".callbacks")
 
 def rank():
     return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK", "0"))
+
+
+if args.hide and rank():
+    callbacks.ModelCheckpoint._find_last_checkpoints = lambda self, trainer: set()
 
 
 def say(**line):

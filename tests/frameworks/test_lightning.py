@@ -190,7 +190,7 @@ else:
 def test_a_name_whose_file_waits_to_go_is_free_as_in_stock(node):
     script(node, """
 from types import SimpleNamespace as Some
-trainer = Some(is_global_zero=True, strategy=Some(checkpoint_io=io, reduce_boolean_decision=lambda here, all: here))
+trainer = Some(is_global_zero=True, strategy=Some(checkpoint_io=io, broadcast=lambda value: value))
 save("epoch=0.ckpt")
 nm.flush_persistence()
 save("epoch=0-v1.ckpt")
@@ -552,11 +552,19 @@ def test_two_ranks_resume_bit_for_bit(node, package):
     assert again.end["weights"] == whole.end["weights"]
 
 
-def started(node, *more, **options):
+# fault: as test_two_ranks_resume_bit_for_bit
+@pytest.mark.parametrize("package", PACKAGES)
+def test_all_ranks_of_a_node_load_the_last_file_that_rank_0_finds(node, package):
+    more = ["--package", package, "--save-last"]
+    job(node, *more, "--kill-at", 5, ranks=2, check=False)
+    assert started(node, *more, "--ckpt", "last", "--hide", start=lambda *given: job(*given, ranks=2)) == [4, 4]
+
+
+def started(node, *more, start=None, **options):
     """Resumes on two nodes. Returns the steps from which the ranks go on."""
     log = node.base / "lightning_job-rank1.log"
     before = log.stat().st_size
-    first = two_nodes(node, "--then", "start", *more, **options)
+    first = (start or two_nodes)(node, "--then", "start", *more, **options)
     second = Result(log.read_text(errors="replace")[before:], first.codes)
     return [line["started"] for line in first.lines + second.lines if "started" in line]
 

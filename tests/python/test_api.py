@@ -345,6 +345,17 @@ def test_without_a_tag_a_new_process_counts_on(nm, place):
     assert place.run(code, place.storage).strip() == "checkpoint-3"
 
 
+# fault: as test_ranks_count_checkpoints_without_a_name_from_one_number
+def test_ranks_of_a_process_group_count_checkpoints_without_a_name_from_the_number_of_the_first(nm, place, monkeypatch):
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(ranks, "store", lambda: store)
+    for name, value in ("RANK", 1), ("WORLD_SIZE", 2), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1):
+        monkeypatch.setenv(name, str(value))
+    with nm.Session(place.storage, on_error="raise") as session:
+        store.set(f"nebula/own-tags/{session._engine.agreement.number}/1", "41")  # the first rank, which knows a version that this node lacks
+        assert [session.checkpoint().tag for _ in range(2)] == ["checkpoint-42", "checkpoint-43"]
+
+
 def test_a_signal_handler_may_start_a_checkpoint_while_another_is_being_named(nm, monkeypatch):
     known, tags = engine.default.versions, []
 

@@ -232,6 +232,25 @@ def test_all_ranks_of_a_node_load_one_version_of_another_path(nodes, ask):
     assert [ask(1, look), ask(0, look)] == ["x=A", "x=A"]
 
 
+# fault: as test_all_ranks_of_a_node_load_the_version_that_the_first_of_them_has_found
+def test_a_rank_that_connects_when_another_one_has_left_gets_the_same_version(nodes, ask):
+    nodes("a").run("save('last', x='A')")
+    look = "(nm.init(sys.argv[1], 0, 2, on_error='raise'), newest(), nm._shutdown())[1].tag"
+    assert {ask(0, "nm._shutdown()"), ask(1, "nm._shutdown()")} == {"none"}
+    assert ask(0, look) == "last"
+    nodes("a").run("newest(); save('global_step8', x='B')")
+    assert ask(1, look) == "last"
+
+
+def test_what_the_run_itself_has_saved_to_another_path_is_found_at_once(ask):
+    look = "nm.get_latest_checkpoint(sys.argv[1] + '-2')"
+    assert {ask(0, look), ask(1, look)} == {"none"}
+    for rank in 0, 1:
+        ask(rank, "managers.append(nm.Manager(sys.argv[1] + '-2')) or managers[-1].save(1, {'x': 1}).tag")
+    for rank in 0, 1:
+        assert ask(rank, f"managers[-1].wait() or ({look}).tag") == "global_step1"
+
+
 # fault (Deaths): A rank makes its first checkpoint without a name later than another one, which has been completed without it, or another
 # node has made one durable meanwhile.
 # result: Both ranks save to checkpoints of one name: no checkpoint has the files of two steps.

@@ -403,7 +403,7 @@ def _may_read(logger: Any, callback: Any) -> bool:
 
 
 def _load_together() -> None:
-    """Makes the loads of a Trainer and of Fabric, which run on all ranks, load the same file on all nodes."""
+    """Makes the loads of a Trainer and of Fabric, which run on all ranks, load the same file on all of them."""
     for module in _modules("trainer.connectors.checkpoint_connector"):
         _remember_asked(module._CheckpointConnector)
         _replace_load(module._CheckpointConnector, "resume_start", lambda connector: connector.trainer.strategy)
@@ -452,14 +452,15 @@ def _replace_load(kind: type, name: str, strategy_of: Any) -> None:
         io = getattr(strategy, "_nebula_io", None) or _io_of(strategy)
         if io is not None:
             ranks.take_nodes(getattr(strategy, "num_nodes", 1))
-        if io is None or not together.several():
+        if io is None or not together.has_others():
             return original(self, *args, **kwargs)
-        given = _list_again(self, args[0] if args else kwargs.pop(key, None))
+        given, is_several = args[0] if args else kwargs.pop(key, None), together.several()
+        given = _list_again(self, given) if is_several else given
         path = together.of_rank_0(given)
-        if not path or _is_remote(path):
+        if not path or _is_remote(path) or not (is_several or together.of_rank_0(_is_of_another_node(path))):
             return original(self, path, *args[1:], **kwargs)
         try:
-            is_file = _await_file(path)
+            is_file = not is_several or _await_file(path)
             if given and path != given and not os.path.exists(path):
                 path = given  # a node may have a copy of the file elsewhere
             elif path != given:  # it has listed a directory before a file appeared there
@@ -496,6 +497,18 @@ def _await_file(path: Any) -> bool:
         if not initialized:
             api._shutdown()
     return True
+
+
+def _is_of_another_node(path: Any) -> bool:
+    """Returns True for a file that this node's agent does not know: the agent of a node that has left the job may replace it meanwhile."""
+    initialized = api.is_initialized()
+    try:
+        return _published(_key(path)) is None
+    except NebulaError:  # the load tries again
+        return False
+    finally:
+        if not initialized:
+            api._shutdown()
 
 
 def _is_published_directory(target: str) -> bool:

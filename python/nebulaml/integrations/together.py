@@ -1,8 +1,8 @@
 """On several nodes, all ranks load the same file at a path, or the same version.
 
 Only the node of the rank that saved it knows of a file that has not appeared yet. So each rank first waits until what its own node has saved
-there has appeared. Then all ranks compare the file with that of rank 0. All functions but several() and key_of() are collective on
-several nodes, from_rank_0() wherever there are several ranks.
+there has appeared. Then all ranks compare the file with that of rank 0. All functions but several(), has_others() and key_of() are
+collective on several nodes, from_rank_0() wherever there are several ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .._session import agree, ranks
 from ..errors import NebulaError, NebulaStorageError, NebulaTimeout, from_status
 from . import places
 
-__all__ = ["await_all", "find", "flush", "from_rank_0", "key_of", "load_file", "of_rank_0", "on_all", "several", "stages"]
+__all__ = ["await_all", "find", "flush", "from_rank_0", "has_others", "key_of", "load_file", "of_rank_0", "on_all", "several", "stages"]
 
 log = logging.getLogger("nebulaml")
 
@@ -38,7 +38,8 @@ def several() -> bool:
     return place.world > 1 and place.local_world < place.world
 
 
-def _has_others() -> bool:
+def has_others() -> bool:
+    """True if the process group has other ranks."""
     from torch import distributed
 
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
@@ -67,7 +68,7 @@ def from_rank_0(look: Callable[[], T], is_rank_0: bool | None = None, broadcast:
     from torch import distributed
 
     if broadcast is None:
-        has_group = _has_others()
+        has_group = has_others()
         is_rank_0, broadcast = not has_group or distributed.get_rank() == 0, _broadcast if has_group else lambda value: value
     answer: Any = None
     failure: Exception | None = None
@@ -102,7 +103,7 @@ def stages(session: api.Session, staging: str, target: str, save: Callable[[], T
         try:
             return save()
         except OSError as failure:
-            if _has_others() or not places.is_of_storage(failure):
+            if has_others() or not places.is_of_storage(failure):
                 raise
             reason = str(failure)
 

@@ -407,7 +407,7 @@ static bool mark_late(struct catalogue *catalogue, const struct session *session
                         hashes[i] = own.tags[own.count++] = told_hash(json_string_value(json_object_get(json_array_get(versions, i), "tag")));
         told_sort(&own);
         catalogue_lock(catalogue);
-        if (hashes && own.tags && answers_are_shared(session))
+        if (hashes && own.tags && answers_are_shared(session, path))
                 told = answers_told(session, path, &own);
         for (size_t i = 0; told && i < told->count; i++)
                 missing += !told_has(&own, told->tags[i]);

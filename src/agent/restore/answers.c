@@ -35,21 +35,29 @@ static uint32_t local_ranks(const struct session *session)
         return local_world ? local_world : session->world;
 }
 
-static bool has_committed(const struct job *job)
+static bool is_own(const struct session *session, const struct version *version)
 {
-        for (const struct version *version = job->versions; version; version = version->next)
-                if (lifecycle_complete(version->life.state) && ancestry_is_of_newest(version))
-                        return true;
+        return session->job == version->job ? ancestry_is_of_newest(version) : !strcmp(version->run, session->run);
+}
+
+/* Whether the session's run has, there. Its processes may have a session for each path. */
+static bool has_committed(const struct session *session, const char *path)
+{
+        for (const struct job *job = session->job->lane->catalogue->jobs; job; job = job->next)
+                for (const struct version *version = strcmp(job->persist_path, path) ? NULL : job->versions; version; version = version->next)
+                        if (lifecycle_complete(version->life.state) && is_own(session, version))
+                                return true;
         return false;
 }
 
 /* On several nodes the run may have committed a version of which this agent does not know. There the program agrees. */
-bool answers_are_shared(const struct session *session)
+bool answers_are_shared(const struct session *session, const char *path)
 {
-        const struct job *job = session->job;
+        const char *own = session->job->persist_path;
 
         return session->role == IPC_ROLE_TRAINER && local_ranks(session) > 1 && session->world <= local_ranks(session) &&
-               !strcmp(session->run, ancestry_newest(job)) && !has_committed(job);
+               !strcmp(session->run, ancestry_newest(session->job)) && !has_committed(session, own) &&
+               (!*path || !strcmp(path, own) || !has_committed(session, path));
 }
 
 static bool has_got(const struct answer *answer, uint32_t rank)
@@ -71,6 +79,8 @@ static bool is_over(const struct session *session, const struct answer *answer)
 
         if (answer->is_none && has_got(answer, session->rank))
                 return true; /* the program may have brought a version meanwhile */
+        if (answer->is_earlier && (answer->was_full || has_got(answer, session->rank) || rested_ns >= PATIENCE_NS))
+                return true;
         if (answer->was_full)
                 return (has_full_turn(session, answer) ? os->now_ns() - answer->full_ns : rested_ns) >= NEW_QUESTION_NS;
         if (has_got(answer, session->rank))
@@ -84,6 +94,29 @@ struct question {
         bool is_list;
 };
 
+static bool has_committed_before(const struct job *job)
+{
+        for (const struct version *version = job->versions; version; version = version->next)
+                if (lifecycle_complete(version->life.state) && !strcmp(version->run, ancestry_newest(job)))
+                        return true;
+        return false;
+}
+
+/* A run begins again if a rank connects and no other one is connected: perhaps all have restarted, perhaps they come and go one by one. */
+static void begin(struct job *job)
+{
+        struct job_answers *answers = job->answers;
+
+        if (answers->run == ancestry_number(job))
+                return;
+        if (strcmp(answers->name, ancestry_newest(job)) != 0 || has_committed_before(job))
+                answers_end(job);
+        for (struct answer *answer = answers->first; answer; answer = answer->next)
+                answer->is_earlier = true;
+        answers->run = ancestry_number(job);
+        strcpy(answers->name, ancestry_newest(job));
+}
+
 /* The link to the answer, or the one after the last. */
 static struct answer **find(const struct session *session, const struct question *asked)
 {
@@ -91,9 +124,7 @@ static struct answer **find(const struct session *session, const struct question
         const char *path = strcmp(asked->path, session->job->persist_path) ? asked->path : "";
         struct answer **link = &answers->first;
 
-        if (answers->run != ancestry_number(session->job))
-                answers_end(session->job);
-        answers->run = ancestry_number(session->job);
+        begin(session->job);
         while (*link && (strcmp((*link)->asked, asked->tag) || strcmp((*link)->path, path) || (*link)->is_list != asked->is_list))
                 link = &(*link)->next;
         return link;
@@ -137,6 +168,7 @@ static void note_rank(const struct session *session, struct answer *answer)
 {
         uint32_t *grown;
 
+        answer->is_earlier = false;
         if (has_got(answer, session->rank) && !has_full_turn(session, answer))
                 return;
         if (has_full_turn(session, answer))

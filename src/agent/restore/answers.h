@@ -17,8 +17,8 @@
 
 enum answer_kind { ANSWER_OPEN, ANSWER_VERSION, ANSWER_NONE };
 
-/* Whether what this session is told has to be what the job's other ranks are told. */
-bool answers_are_shared(const struct session *session);
+/* Whether what this session is told of a path ("": its own) has to be what the job's other ranks are told. */
+bool answers_are_shared(const struct session *session, const char *path);
 /* The answer that a rank has got. ANSWER_OPEN: no rank has asked. */
 enum answer_kind answers_given(const struct session *session, const struct ipc_find *request, struct ipc_found *ret_found);
 /* Call when the session is about to get this answer. found: NULL: there is none. False: a rank has got another one meanwhile. `was_given`: it is

@@ -507,7 +507,7 @@ enum nebula_status restore_find(struct catalogue *catalogue, const struct sessio
 
         while (!is_settled) {
                 catalogue_lock(catalogue);
-                is_shared = !request->sequence && answers_are_shared(session);
+                is_shared = !request->sequence && answers_are_shared(session, request->persist_path);
                 kind = is_shared ? answers_given(session, request, &given) : ANSWER_OPEN;
                 catalogue_unlock(catalogue);
                 if (kind == ANSWER_NONE)

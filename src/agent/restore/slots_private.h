@@ -10,6 +10,7 @@ struct answer {
         char *path;              /* "": the job's */
         char asked[IPC_NAME_MAX]; /* the tag; "": the newest */
         bool is_list, is_none;
+        bool is_earlier; /* the run has begun again since: for a rank that has not got it, that may be the same start */
         struct ipc_found found;
         struct told told;
         uint32_t *ranks; /* that have got it in this turn: a rank that gets it again, after all, begins another turn */
@@ -22,6 +23,7 @@ struct job_answers {
         struct answer *first; /* the oldest */
         size_t count;
         uint64_t run; /* ancestry_number() */
+        char name[IPC_NAME_MAX];
 };
 
 #endif

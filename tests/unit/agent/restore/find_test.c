@@ -689,6 +689,31 @@ static void ranks_that_ask_in_step_get_each_answer_equally_often(void)
         shelf_done(&shelf);
 }
 
+/* Ranks come and go one by one; or all have restarted, and the launcher has given the run its old name. */
+static void an_answer_outlives_a_beginning_for_the_ranks_that_have_not_got_it(void)
+{
+        struct shelf shelf;
+
+        shelf_init(&shelf, 1);
+        shelf.other.role = IPC_ROLE_TRAINER;
+        shelf.other.world = shelf.bench.job->settings.local_world = 2;
+        begin_run(&shelf, "r1");
+        CHECK(rank_finds(&shelf, 0, "") == 1);
+        write_elsewhere(&shelf, "step2");
+        begin_run(&shelf, "r1");
+        CHECK(rank_finds(&shelf, 1, "") == 1 && rank_finds(&shelf, 0, "") == 1);
+        begin_run(&shelf, "r1");
+        CHECK(rank_finds(&shelf, 1, "") == 2 && rank_finds(&shelf, 0, "") == 2);
+        write_elsewhere(&shelf, "step3");
+        begin_run(&shelf, "r1");
+        begin_run(&shelf, "r2");
+        CHECK(rank_finds(&shelf, 0, "") == 3);
+        write_elsewhere(&shelf, "step4");
+        begin_run(&shelf, "r2");
+        CHECK(rank_finds(&shelf, 0, "") == 4); /* it has got the one before: it has restarted */
+        shelf_done(&shelf);
+}
+
 /* A run on several nodes may have committed what this agent does not know. */
 static void ranks_of_several_nodes_look_at_storage_each_time(void)
 {
@@ -746,6 +771,7 @@ static void a_trainer_that_searches_late_finds_what_another_node_has_made_durabl
 TAP_MAIN(TEST(a_trainer_that_searches_late_finds_what_another_node_has_made_durable_since), TEST(all_ranks_of_a_node_get_one_answer),
          TEST(that_there_is_none_is_an_answer_for_the_other_ranks), TEST(ranks_that_ask_in_step_get_each_answer_equally_often),
          TEST(ranks_of_several_nodes_look_at_storage_each_time),
+         TEST(an_answer_outlives_a_beginning_for_the_ranks_that_have_not_got_it),
          TEST(an_agent_remembers_few_answers), TEST(a_handle_leads_to_no_other_writing_of_its_tag),
          TEST(a_handle_that_only_began_its_tag_leads_to_the_one_before),
          TEST(a_tag_that_was_removed_and_written_again_with_its_number_is_another_one),
