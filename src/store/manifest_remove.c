@@ -12,7 +12,7 @@
 #include "store/manifest_load.h"
 #include "store/manifest_private.h"
 #include "store/manifest_remove.h"
-#include "store/room.h"
+#include "store/index_room.h"
 #include "store/tag_log.h"
 
 #define IN_PROGRESS_NS (60 * SECOND_NS) /* a younger temporary object may belong to a running write; a sweep removes it later */
@@ -200,7 +200,7 @@ static enum nebula_status begin_removal(struct removing *removing, struct nebula
 static enum nebula_status carry_out(struct removing *removing, uint64_t newest, struct nebula_error *error)
 {
         uint64_t removed = 0;
-        struct room room = { 0 };
+        struct index_room room = { 0 };
         enum nebula_status status = choose_victims(removing, error);
 
         if (!status)
@@ -209,15 +209,15 @@ static enum nebula_status carry_out(struct removing *removing, uint64_t newest, 
                 status = drop_index(removing, error);
         if (!status)
                 status = begin_removal(removing, error);
-        if (room_may_help(removing->store, status)) {
-                room_make(removing->store, &room);
+        if (index_room_may_help(removing->store, status)) {
+                index_room_make(removing->store, &room);
                 status = begin_removal(removing, error);
         }
         if (!status)
                 status = tag_log_removed(removing->store, removing->directory, &removed, error);
         if (!status && removed < removing->number)
                 status = remove_all(removing, error);
-        room_give_back(removing->store, &room);
+        index_room_give_back(removing->store, &room);
         return status ? status : tag_log_take_back(removing->store, removing->tag, removing->number, error);
 }
 

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "store/manifest_publish.h"
-#include "store/room.h"
+#include "store/index_room.h"
 #include "store/writer.h"
 
 static enum nebula_status wrong(const char *part, size_t length, struct nebula_error *error)
@@ -152,13 +152,13 @@ done:
 enum nebula_status thin_version(struct store *store, const struct manifest *manifest, const char *pattern, struct manifest *ret_manifest,
                                 uint64_t *ret_bytes, struct nebula_error *error)
 {
-        struct room room = { 0 };
+        struct index_room room = { 0 };
         enum nebula_status status = thin_once(store, manifest, pattern, ret_manifest, ret_bytes, error);
 
-        if (room_may_help(store, status)) {
-                room_make(store, &room);
+        if (index_room_may_help(store, status)) {
+                index_room_make(store, &room);
                 status = thin_once(store, manifest, pattern, ret_manifest, ret_bytes, error);
-                room_give_back(store, &room);
+                index_room_give_back(store, &room);
         }
         return status;
 }

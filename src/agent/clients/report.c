@@ -399,20 +399,20 @@ static bool mark_late(struct catalogue *catalogue, const struct session *session
 {
         size_t count = json_array_size(versions), missing = 0;
         uint64_t *hashes = calloc(count + 1, sizeof *hashes); /* by row; 0: not loadable */
-        struct told own = { .tags = calloc(count + 1, sizeof *own.tags) };
-        const struct told *told = NULL;
+        struct listed own = { .tags = calloc(count + 1, sizeof *own.tags) };
+        const struct listed *listed = NULL;
 
         for (size_t i = 0; hashes && own.tags && i < count; i++)
                 if (is_loadable(json_array_get(versions, i)))
-                        hashes[i] = own.tags[own.count++] = told_hash(json_string_value(json_object_get(json_array_get(versions, i), "tag")));
-        told_sort(&own);
+                        hashes[i] = own.tags[own.count++] = listed_hash(json_string_value(json_object_get(json_array_get(versions, i), "tag")));
+        listed_sort(&own);
         catalogue_lock(catalogue);
         if (hashes && own.tags && answers_are_shared(session, path))
-                told = answers_told(session, path, &own);
-        for (size_t i = 0; told && i < told->count; i++)
-                missing += !told_has(&own, told->tags[i]);
-        for (size_t i = 0; told && i < count; i++)
-                if (hashes[i] && !told_has(told, hashes[i]))
+                listed = answers_listed(session, path, &own);
+        for (size_t i = 0; listed && i < listed->count; i++)
+                missing += !listed_has(&own, listed->tags[i]);
+        for (size_t i = 0; listed && i < count; i++)
+                if (hashes[i] && !listed_has(listed, hashes[i]))
                         json_object_set_new(json_array_get(versions, i), "late", json_true());
         catalogue_unlock(catalogue);
         free(hashes);
@@ -420,7 +420,7 @@ static bool mark_late(struct catalogue *catalogue, const struct session *session
         return !missing;
 }
 
-/* *ret_is_old: it lacks versions that another rank of this node has been told of. */
+/* *ret_is_old: it lacks versions that the list of another rank of this node has. */
 static enum nebula_status versions_once(struct catalogue *catalogue, const struct session *session, const char *path, bool reads_storage,
                                         bool *ret_is_old, char **ret_text, struct nebula_error *error)
 {

@@ -17,7 +17,7 @@ static void drop(struct job *job, struct answer **link)
         *link = answer->next;
         job->answers->count--;
         free(answer->path);
-        free(answer->told.tags);
+        free(answer->listed.tags);
         free(answer->ranks);
         free(answer);
 }
@@ -256,18 +256,18 @@ static int by_value(const void *a, const void *b)
         return (left > right) - (left < right);
 }
 
-void told_sort(struct told *told)
+void listed_sort(struct listed *listed)
 {
-        if (told->count)
-                qsort(told->tags, told->count, sizeof *told->tags, by_value);
+        if (listed->count)
+                qsort(listed->tags, listed->count, sizeof *listed->tags, by_value);
 }
 
-bool told_has(const struct told *told, uint64_t tag)
+bool listed_has(const struct listed *listed, uint64_t tag)
 {
-        return told->count && bsearch(&tag, told->tags, told->count, sizeof *told->tags, by_value);
+        return listed->count && bsearch(&tag, listed->tags, listed->count, sizeof *listed->tags, by_value);
 }
 
-uint64_t told_hash(const char *tag)
+uint64_t listed_hash(const char *tag)
 {
         uint64_t hash = 14695981039346656037u;
 
@@ -276,7 +276,7 @@ uint64_t told_hash(const char *tag)
         return hash;
 }
 
-const struct told *answers_told(const struct session *session, const char *path, const struct told *own)
+const struct listed *answers_listed(const struct session *session, const char *path, const struct listed *own)
 {
         struct question asked = { .path = path, .tag = "", .is_list = true };
         struct answer *answer = valid(session, &asked);
@@ -291,9 +291,9 @@ const struct told *answers_told(const struct session *session, const char *path,
                 }
                 if (own->count)
                         memcpy(tags, own->tags, own->count * sizeof *tags);
-                answer->told = (struct told){ .tags = tags, .count = own->count };
+                answer->listed = (struct listed){ .tags = tags, .count = own->count };
                 answer->is_none = !own->count;
         }
         note_rank(session, answer);
-        return &answer->told;
+        return &answer->listed;
 }

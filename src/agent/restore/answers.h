@@ -17,7 +17,7 @@
 
 enum answer_kind { ANSWER_OPEN, ANSWER_VERSION, ANSWER_NONE };
 
-/* Whether what this session is told of a path ("": its own) has to be what the job's other ranks are told. */
+/* Whether the session's answers about a path ("": its own) are those of the job's other ranks. */
 bool answers_are_shared(const struct session *session, const char *path);
 /* The answer that a rank has got. ANSWER_OPEN: no rank has asked. */
 enum answer_kind answers_given(const struct session *session, const struct ipc_find *request, struct ipc_found *ret_found);
@@ -28,16 +28,16 @@ bool answers_give(const struct session *session, const struct ipc_find *request,
 bool answers_forget(const struct session *session, const struct ipc_find *request);
 /* Call if a reader has found the version damaged: the next answer is another one, for all ranks. */
 void answers_doubt(const struct session *session, const struct ipc_find *request);
-/* The list of a path's versions that the ranks have been told of, by the hashes of their tags, sorted. The first rank's list becomes theirs.
- * NULL: no memory, and the list is not shared. It is valid as long as the lock is held. */
-struct told {
+/* The versions of a path that the ranks choose from, by the hashes of their tags, sorted: those of the first rank's list.
+ * NULL: no memory, and the list is not shared. The result is valid as long as the lock is held. */
+struct listed {
         uint64_t *tags;
         size_t count;
 };
-const struct told *answers_told(const struct session *session, const char *path, const struct told *own);
-bool told_has(const struct told *told, uint64_t tag);
-uint64_t told_hash(const char *tag);
-void told_sort(struct told *told);
+const struct listed *answers_listed(const struct session *session, const char *path, const struct listed *own);
+bool listed_has(const struct listed *listed, uint64_t tag);
+uint64_t listed_hash(const char *tag);
+void listed_sort(struct listed *listed);
 void answers_end(struct job *job);
 
 #endif

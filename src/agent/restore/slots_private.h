@@ -12,7 +12,7 @@ struct answer {
         bool is_list, is_none;
         bool is_earlier; /* the run has begun again since: for a rank that has not got it, that may be the same start */
         struct ipc_found found;
-        struct told told;
+        struct listed listed;
         uint32_t *ranks; /* that have got it in this turn: a rank that gets it again, after all, begins another turn */
         size_t rank_count;
         bool was_full;    /* all have got it */

@@ -1,4 +1,4 @@
-#include "store/room.h"
+#include "store/index_room.h"
 
 #include <string.h>
 
@@ -7,7 +7,7 @@
 #include "store/index.h"
 #include "store/manifest_private.h"
 
-bool room_may_help(struct store *store, enum nebula_status status)
+bool index_room_may_help(struct store *store, enum nebula_status status)
 {
         return status == NEBULA_NO_SPACE && store->ops->features(store) & STORE_PATHS;
 }
@@ -27,14 +27,14 @@ static bool tag_of(const char *key, char ret_tag[256])
         return !name_decode(directory, ret_tag, NULL);
 }
 
-void room_make(struct store *store, struct room *ret_room)
+void index_room_make(struct store *store, struct index_room *ret_room)
 {
         struct store_list rows;
 
         ret_room->count = 0;
         if (store_list_all(store, INDEX_PREFIX, true, &rows, NULL))
                 return;
-        for (size_t i = rows.count; i-- && ret_room->count < ROOM_ROWS;) {
+        for (size_t i = rows.count; i-- && ret_room->count < INDEX_ROOM_ROWS;) {
                 const struct store_entry *row = &rows.entries[i];
 
                 if (!row->is_prefix && !row->is_foreign && tag_of(row->key, ret_room->tags[ret_room->count]))
@@ -45,7 +45,7 @@ void room_make(struct store *store, struct room *ret_room)
 }
 
 /* A version that is being written again gets its entry from its writer. If this one comes first, the tag has two, and is read. */
-void room_give_back(struct store *store, const struct room *room)
+void index_room_give_back(struct store *store, const struct index_room *room)
 {
         for (size_t i = 0; i < room->count; i++)
                 index_mend(store, room->tags[i]);
