@@ -7,6 +7,7 @@
 #include "os/os.h"
 
 #define NEW_QUESTION_NS (60 * SECOND_NS)
+#define NONE_NS (10 * SECOND_NS)      /* ranks of one start ask so soon after each other. Later the first one may have copied a version to the path */
 #define PATIENCE_NS (600 * SECOND_NS) /* ranks of one start do not ask later than that after each other: collectives would have failed */
 #define ANSWERS_MAX 256               /* of a job; a program may ask for each tag */
 
@@ -85,7 +86,7 @@ static bool is_over(const struct session *session, const struct answer *answer)
                 return (has_full_turn(session, answer) ? os->now_ns() - answer->full_ns : rested_ns) >= NEW_QUESTION_NS;
         if (has_got(answer, session->rank))
                 return rested_ns >= NEW_QUESTION_NS; /* the other ranks may never ask */
-        return (answer->is_none || answer->is_list) && rested_ns >= PATIENCE_NS;
+        return answer->is_none ? rested_ns >= NONE_NS : answer->is_list && rested_ns >= PATIENCE_NS;
 }
 
 /* What is asked. */

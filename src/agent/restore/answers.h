@@ -6,7 +6,7 @@
  * versions. A minute after all of them have asked, a search is a new question. Ranks that ask again and again in step get each answer equally
  * often. If not all ask, a rank that asks again a minute later asks anew, for all.
  *
- * "There is none" is an answer for the other ranks, too. A rank that asks again after it asks anew.
+ * "There is none" is an answer for ranks that ask within ten seconds. A rank that asks again after it asks anew.
  *
  * Call all functions with the catalogue's lock held.
  */
