@@ -18,6 +18,7 @@ import os
 import re
 import sys
 import zipfile
+from collections.abc import Callable
 from typing import Any
 
 from .. import api
@@ -490,7 +491,7 @@ def _await_file(path: Any) -> bool:
             found[0].wait("durable", timeout=seconds)
 
     try:
-        if together.of_rank_0(_is_published_directory(target)):
+        if together.of_rank_0(_sees(target, lambda found: found is not None and not found[1])):
             return False
         together.await_all(wait)
     finally:
@@ -503,20 +504,17 @@ def _is_of_another_node(path: Any) -> bool:
     """Returns True for a file that this node's agent does not know: the agent of a node that has left the job may replace it meanwhile."""
     initialized = api.is_initialized()
     try:
-        return _published(_key(path)) is None
-    except NebulaError:  # the load tries again
-        return False
+        return _sees(_key(path), lambda found: found is None)
     finally:
         if not initialized:
             api._shutdown()
 
 
-def _is_published_directory(target: str) -> bool:
-    try:
-        found = _published(target)
-    except NebulaError:  # the load tries again
-        return False
-    return found is not None and not found[1]
+def _sees(target: str, fits: Callable[[Any], bool]) -> bool:
+    """Returns what fits() says of the version that is published at a path. False: it cannot be found, and the load tries again."""
+    with contextlib.suppress(NebulaError):
+        return fits(_published(target))
+    return False
 
 
 def _make_callback() -> type:

@@ -400,23 +400,24 @@ static bool mark_late(struct catalogue *catalogue, const struct session *session
         size_t count = json_array_size(versions), missing = 0;
         uint64_t *hashes = calloc(count + 1, sizeof *hashes); /* by row; 0: not loadable */
         struct listed own = { .tags = calloc(count + 1, sizeof *own.tags) };
-        const struct listed *listed = NULL;
+        struct listed listed = { 0 };
+        bool is_shared;
 
         for (size_t i = 0; hashes && own.tags && i < count; i++)
                 if (is_loadable(json_array_get(versions, i)))
                         hashes[i] = own.tags[own.count++] = listed_hash(json_string_value(json_object_get(json_array_get(versions, i), "tag")));
         listed_sort(&own);
         catalogue_lock(catalogue);
-        if (hashes && own.tags && answers_are_shared(session, path))
-                listed = answers_listed(session, path, &own);
-        for (size_t i = 0; listed && i < listed->count; i++)
-                missing += !listed_has(&own, listed->tags[i]);
-        for (size_t i = 0; listed && i < count; i++)
-                if (hashes[i] && !listed_has(listed, hashes[i]))
-                        json_object_set_new(json_array_get(versions, i), "late", json_true());
+        is_shared = hashes && own.tags && answers_are_shared(session, path) && answers_listed(session, path, &own, &listed);
         catalogue_unlock(catalogue);
+        for (size_t i = 0; is_shared && i < listed.count; i++)
+                missing += !listed_has(&own, listed.tags[i]);
+        for (size_t i = 0; is_shared && i < count; i++)
+                if (hashes[i] && !listed_has(&listed, hashes[i]))
+                        json_object_set_new(json_array_get(versions, i), "late", json_true());
         free(hashes);
         free(own.tags);
+        free(listed.tags);
         return !missing;
 }
 

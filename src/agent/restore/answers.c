@@ -89,7 +89,7 @@ static bool is_over(const struct session *session, const struct answer *answer)
         return answer->is_none ? rested_ns >= NONE_NS : answer->is_list && rested_ns >= PATIENCE_NS;
 }
 
-/* What is asked. */
+/* The ranks of a job share the answer to it. */
 struct question {
         const char *path, *tag;
         bool is_list;
@@ -277,24 +277,29 @@ uint64_t listed_hash(const char *tag)
         return hash;
 }
 
-const struct listed *answers_listed(const struct session *session, const char *path, const struct listed *own)
+static bool copy_listed(const struct listed *from, struct listed *ret_listed)
+{
+        *ret_listed = (struct listed){ .tags = malloc((from->count + 1) * sizeof *from->tags), .count = from->count };
+        if (ret_listed->tags && from->count)
+                memcpy(ret_listed->tags, from->tags, from->count * sizeof *from->tags);
+        return ret_listed->tags;
+}
+
+bool answers_listed(const struct session *session, const char *path, const struct listed *own, struct listed *ret_listed)
 {
         struct question asked = { .path = path, .tag = "", .is_list = true };
         struct answer *answer = valid(session, &asked);
 
         if (!answer) {
-                uint64_t *tags = malloc((own->count + 1) * sizeof *tags);
+                struct listed first;
 
-                answer = tags ? add(session, &asked) : NULL;
-                if (!answer) {
-                        free(tags);
-                        return NULL;
+                if (!copy_listed(own, &first) || !(answer = add(session, &asked))) {
+                        free(first.tags);
+                        return false;
                 }
-                if (own->count)
-                        memcpy(tags, own->tags, own->count * sizeof *tags);
-                answer->listed = (struct listed){ .tags = tags, .count = own->count };
+                answer->listed = first;
                 answer->is_none = !own->count;
         }
         note_rank(session, answer);
-        return &answer->listed;
+        return copy_listed(&answer->listed, ret_listed);
 }

@@ -28,13 +28,13 @@ bool answers_give(const struct session *session, const struct ipc_find *request,
 bool answers_forget(const struct session *session, const struct ipc_find *request);
 /* Call if a reader has found the version damaged: the next answer is another one, for all ranks. */
 void answers_doubt(const struct session *session, const struct ipc_find *request);
-/* The versions of a path that the ranks choose from, by the hashes of their tags, sorted: those of the first rank's list.
- * NULL: no memory, and the list is not shared. The result is valid as long as the lock is held. */
+/* The versions of a path that the ranks choose from, by the hashes of their tags, sorted: those of the first rank's list. The caller frees
+ * ret_listed->tags. False: no memory, and the list is not shared. */
 struct listed {
         uint64_t *tags;
         size_t count;
 };
-const struct listed *answers_listed(const struct session *session, const char *path, const struct listed *own);
+bool answers_listed(const struct session *session, const char *path, const struct listed *own, struct listed *ret_listed);
 bool listed_has(const struct listed *listed, uint64_t tag);
 uint64_t listed_hash(const char *tag);
 void listed_sort(struct listed *listed);

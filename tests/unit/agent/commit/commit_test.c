@@ -1338,7 +1338,7 @@ static void a_run_that_goes_back_to_an_abandoned_version_continues_the_line_of_t
         bench_done(&bench, true);
 }
 
-/* Nobody has read a version: each run begins anew, and saves a later step first. */
+/* No rank has read a version. Each run begins anew, and saves the later step first. */
 static void a_run_goes_back_to_the_step_to_which_the_run_before_it_went_back(void)
 {
         struct version *version = NULL;
