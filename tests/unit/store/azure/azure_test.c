@@ -44,7 +44,7 @@ static void begin(enum fake_fault (*fault)(const struct server_call *call, void 
                 limits = azure_limits;
         }
         settings = real;
-        settings.quiet_ms = settings.answer_ms = 150;
+        settings.quiet_ms = settings.answer_ms = 60000; /* an answer that comes late on a busy machine does not count as lost */
         settings.retry_ms = settings.retry_new_ms = 5000;
         settings.pause_ms = 2;
         settings.pause_max_ms = 20;
@@ -809,7 +809,6 @@ static void bytes_of_a_source_are_taken_from_it(void)
         char *data = referring_make(), wanted[200];
 
         begin(NULL, NULL);
-        client_waits_for_late_answers();
         CHECK(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES && blob_is("/acct/data/run/t/a.pt", data));
         client_meets_server(&fake.lock);
         fake.body_bytes = 0;
@@ -834,7 +833,6 @@ static void a_block_that_its_source_refuses_is_sent(void)
 
         for (size_t i = 0; i < sizeof statuses / sizeof *statuses + 2; i++) {
                 begin(NULL, NULL);
-                client_waits_for_late_answers();
                 CHECK(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES);
                 client_meets_server(&fake.lock);
                 REQUIRE(fake_find(&fake, "/acct/data/run/t/a.pt"));

@@ -9,15 +9,6 @@
 #include "store/object/object.h"
 #include "test_dir.h"
 
-/* For tests that count what is sent: a request whose answer comes late on a busy machine is not sent again. */
-static inline void client_waits_for_late_answers(void)
-{
-        struct http_settings settings = http_settings_now();
-
-        settings.quiet_ms = settings.answer_ms = 60000;
-        http_settings_set(&settings);
-}
-
 /* A client that gives up soon, and has no credentials: no variable, no token, and an empty home, which is made at `directory`. */
 static inline void client_has_no_credentials(const char *const *variables, size_t count, char *directory)
 {

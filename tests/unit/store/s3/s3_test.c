@@ -50,7 +50,7 @@ static void begin(enum fake_fault (*fault)(const struct server_call *call, void 
                 limits = s3_limits;
         }
         settings = real;
-        settings.quiet_ms = settings.answer_ms = 150;
+        settings.quiet_ms = settings.answer_ms = 60000; /* an answer that comes late on a busy machine does not count as lost */
         settings.retry_ms = settings.retry_new_ms = 5000;
         settings.pause_ms = 2;
         settings.pause_max_ms = 20;
@@ -406,7 +406,6 @@ static void bytes_of_a_source_are_taken_from_it(void)
         char *data = referring_make();
 
         begin(NULL, NULL);
-        client_waits_for_late_answers();
         CHECK(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES && object_is("/data/run/t/a.pt", data));
         client_meets_server(&fake.lock);
         fake.body_bytes = 0;
@@ -430,7 +429,6 @@ static void a_part_that_its_source_refuses_is_sent(void)
 
         for (size_t i = 0; i <= sizeof statuses / sizeof *statuses; i++) {
                 begin(NULL, NULL);
-                client_waits_for_late_answers();
                 CHECK(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES);
                 client_meets_server(&fake.lock);
                 fake.copy_status = i < sizeof statuses / sizeof *statuses ? statuses[i] : 0;
@@ -456,7 +454,6 @@ static void bytes_of_a_source_count_only_with_the_checksum_of_the_service(void)
         for (int sums = FAKE_COPY_CRC64; sums <= FAKE_COPY_NO_SUM; sums++)
                 for (int is_rotten = 0; is_rotten <= 1; is_rotten++) {
                         begin(NULL, NULL);
-                        client_waits_for_late_answers();
                         REQUIRE(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES);
                         client_meets_server(&fake.lock);
                         fake.copy_sums = sums;
