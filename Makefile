@@ -291,7 +291,7 @@ newest: package
 test-suites: package
 	@scripts/suites.sh $(ARGS)
 
-docs:
+docs: setup
 	@scripts/docs.sh
 
 wheels:

@@ -11,8 +11,8 @@ exec 9>"$place.lock"
 flock 9
 if [[ ! -f $place/.ready || $(<"$place/.ready") != "$(<"$list")" ]]; then
         echo "setup: installing what makes the documentation" >&2
-        "${PYTHON:-python3}" -m venv --clear "$place"
-        "$place/bin/pip" install -q --disable-pip-version-check -r "$list" >&2
+        "${PYTHON:-python3}" -m venv --without-pip --clear "$place"
+        scripts/pip.sh "$place" -r "$list"
         cp "$list" "$place/.ready"
 fi
 "$place/bin/python" scripts/docs.py

@@ -22,8 +22,8 @@ fi
 
 # A line "# python: 3.12" names another Python than that of .venv. Its environment has a torch and a build of nebulaml of its own.
 own=$(sed -n 's/^# python: //p' "$list")
-install() { "$environment/bin/python" -m pip install -q --disable-pip-version-check "$@"; }
-nebulaml() { install --no-build-isolation --no-deps --force-reinstall --config-settings=build-dir="build/python-$own" --config-settings=setup-args=-Dwerror=false .; }
+install() { scripts/pip.sh "$environment" "$@"; }
+nebulaml() { .venv/bin/pip --python "$environment/bin/python" install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall --config-settings=build-dir="build/python-$own" --config-settings=setup-args=-Dwerror=false .; }
 
 if [[ -f $environment/.ready && $environment/.ready -nt $list ]]; then
         [[ -z $own ]] || { nebulaml; touch "$environment/.ready"; }
@@ -33,7 +33,7 @@ printf 'setup: making %s\n' "$environment" >&2
 if [[ -n $own ]]; then
         # pyenv has its versions out of the way, until this variable names one.
         PYENV_VERSION=$own "python$own" -c '' 2>/dev/null || { echo "setup: $environment needs Python $own; its tests are skipped" >&2; exit 0; }
-        PYENV_VERSION=$own "python$own" -m venv "$environment"
+        PYENV_VERSION=$own "python$own" -m venv --without-pip "$environment"
         mapfile -t tools < <(grep -E '^(meson|meson-python|ninja|numpy)==' requirements/tools.txt)
         install "${tools[@]}" filelock fsspec jinja2 networkx setuptools sympy typing_extensions
         torch=$(<requirements/torch.txt)

@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 purpose=${1:-build}
 venv=.venv
 python=${PYTHON:-python3}
-inputs=(scripts/setup.sh requirements/torch.txt requirements/tools.txt)
+inputs=(scripts/setup.sh scripts/pip.sh requirements/installers.txt requirements/torch.txt requirements/tools.txt)
 
 say() { printf '%s\n' "setup: $*" >&2; }
 stop() { say "$*"; exit 1; }
@@ -123,9 +123,11 @@ environment() {
                 say "creating $venv"
                 "$python" -m venv "$venv" || stop "python's venv module is missing; type: sudo apt-get install -y python3-venv"
         fi
-        "$venv/bin/pip" install -q --disable-pip-version-check "$(grep '^pip==' requirements/tools.txt)"
+        # Where uv has no package, pip installs all.
+        "$venv/bin/pip" install -q --disable-pip-version-check --only-binary :all: -r requirements/installers.txt || say "pip installs the packages, without uv"
         if [[ $purpose == wheels ]]; then
-                "$venv/bin/pip" install -q --disable-pip-version-check -r <(sed '/^# Testing/,$d' requirements/tools.txt)
+                sed '/^# Testing/,$d' requirements/tools.txt >"$venv/tools.txt"
+                scripts/pip.sh "$venv" -r "$venv/tools.txt"
                 return
         fi
         local torch
@@ -133,11 +135,10 @@ environment() {
         if ! "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.version('torch').split('+')[0] != '${torch#*==}')" 2>/dev/null; then
                 say "installing $torch"
                 # CPU builds have this suffix on an index that has them. Other indexes have only one build.
-                "$venv/bin/pip" install -q --disable-pip-version-check "$torch+cpu" 2>/dev/null ||
-                        "$venv/bin/pip" install -q --disable-pip-version-check "$torch"
+                scripts/pip.sh "$venv" "$torch+cpu" 2>/dev/null || scripts/pip.sh "$venv" "$torch"
         fi
         say "installing the tools of requirements/tools.txt"
-        "$venv/bin/pip" install -q --disable-pip-version-check -r requirements/tools.txt
+        scripts/pip.sh "$venv" -r requirements/tools.txt
 }
 
 wanted=$(want)

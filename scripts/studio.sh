@@ -16,9 +16,9 @@ flock 9
 if [[ ! -f $environment/.ready || $list -nt $environment/.ready ]]; then
         echo "setup: making $environment" >&2
         shared=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-        .venv/bin/python -m venv --without-pip "$environment" # pip is one of .venv's packages
+        .venv/bin/python -m venv --without-pip "$environment"
         printf '%s\n' "$shared" >"$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-        "$environment/bin/python" -m pip install -q --disable-pip-version-check -r "$list"
+        scripts/pip.sh "$environment" -r "$list"
         touch "$environment/.ready"
 fi
 [[ ${1:-} == browser ]] || exit 0

@@ -8,14 +8,6 @@ exec 9>"$place.lock"
 flock 9
 [[ -f $place/.ready && $(<"$place/.ready") == "$(<"$list")" ]] && exit
 echo "setup: installing the packages of $list" >&2
-pip=$(dirname "$0")/../.venv/bin/pip # spares the place one of its own
-if [[ -x $pip ]]; then
-        "${PYTHON:-python3}" -m venv --without-pip --clear "$place"
-        pip=("$pip" --python "$place/bin/python")
-else
-        "${PYTHON:-python3}" -m venv --clear "$place"
-        pip=("$place/bin/pip")
-fi
-# pip takes packages on PYTHONPATH for installed ones.
-env -u PYTHONPATH "${pip[@]}" install -q --disable-pip-version-check -r "$list" >&2
+"${PYTHON:-python3}" -m venv --without-pip --clear "$place"
+"$(dirname "$0")/pip.sh" "$place" -r "$list"
 cp "$list" "$place/.ready"
