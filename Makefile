@@ -78,13 +78,13 @@ setup:
 setup-test:
 	@scripts/setup.sh test
 
-# The wheel's own build directory is kept, so that a second build compiles what has changed. Warnings are errors
-# in `make lint`, not here: another compiler than ours must not keep anybody from using the package.
+# The wheel's own build directory is kept, so that a second build compiles what has changed. Warnings are errors in `make lint` and in CI, not here: another
+# compiler than ours must not keep anybody from using the package.
 $(INSTALLED): $(NATIVE_FILES) | setup
 	@echo "build: the package nebulaml"
 	@pip uninstall -q -y nebulaml 2>/dev/null || true # the distribution's name before 0.2.0
 	@pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
-		--config-settings=build-dir=build/python --config-settings=setup-args=-Dwerror=false . || { rm -rf build/python; exit 1; }
+		--config-settings=build-dir=build/python --config-settings=setup-args=-Dwerror=$(if $(CI),true,false) . || { rm -rf build/python; exit 1; }
 	@touch $@
 package: setup $(INSTALLED)
 
@@ -205,7 +205,8 @@ coverage: setup-test
 
 # In order, so that what is quick to fail comes first. The C tests are built and run once, with the sanitizers, except for those on emulators, whose
 # servers take the time, and those of the suite `large`, which would take minutes: `make units` runs all without, and compiles them with the warnings of
-# gcc, and `make nightly` runs all with the sanitizers. The frameworks and, beside them, the servers are fetched while the C half is built and tested, which
+# gcc, and `make nightly` runs all with the sanitizers. These few, and what the tests in Python need of C, are built in build-test, with little optimization, in
+# 40 % of the time. The frameworks and, beside them, the servers are fetched while the C half is built and tested, which
 # the network decides. The package, whose own environment theirs see, is built after that. The tests on emulators wait most of their time, so the tests in
 # Python run beside them. Each phase says when it begins, and whether the one before it has left cores idle.
 environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
@@ -215,12 +216,12 @@ servers:
 	@scripts/studio.sh browser || test $$? = 77
 LARGE := tests/unit/client_test tests/unit/sleeping_test tests/unit/store/large_manifest_test
 test: setup-test
-	@log=$$(mktemp -d); { $(MAKE) servers & servers=$$!; $(MAKE) environments && wait $$servers; } >$$log/fetched 2>&1 & fetching=$$!; stores=; \
+	@export NEBULA_BUILD_DIR=$(CURDIR)/build-test; log=$$(mktemp -d); { $(MAKE) servers & servers=$$!; $(MAKE) environments && wait $$servers; } >$$log/fetched 2>&1 & fetching=$$!; stores=; \
 	trap 'kill $$fetching $$stores 2>/dev/null || true; rm -rf $$log' EXIT; \
 	phase() { scripts/phase.sh $$log/phases "$$1"; }; \
 	phase "linters, and the C half"; \
 	scripts/lint.sh; \
-	TARGETS="all $(LARGE)" scripts/build.sh build; \
+	TARGETS="all $(LARGE)" scripts/build.sh $$NEBULA_BUILD_DIR -Doptimization=1 -Dc_args=-g1; \
 	phase "the C half with sanitizers"; \
 	$(MAKE) asan-build; \
 	phase "C tests"; \
@@ -230,8 +231,8 @@ test: setup-test
 	phase "the package"; \
 	$(MAKE) package; \
 	phase "Python tests, and stores"; \
-	{ MESON_TESTTHREADS=3 meson test -C build --print-errorlogs --no-rebuild --suite stores --suite large && \
-	meson test -C build --print-errorlogs --no-rebuild client_test; } >$$log/stores 2>&1 & stores=$$!; \
+	{ MESON_TESTTHREADS=3 meson test -C $$NEBULA_BUILD_DIR --print-errorlogs --no-rebuild --suite stores --suite large && \
+	meson test -C $$NEBULA_BUILD_DIR --print-errorlogs --no-rebuild client_test; } >$$log/stores 2>&1 & stores=$$!; \
 	scripts/tests.sh "commit_model or storage_model or $(SHORT_TESTS)" $(ARGS) | tee $$log/python || failed=1; \
 	phase "the end of the stores"; \
 	wait $$stores || { cat $$log/stores; failed=1; }; \
@@ -310,6 +311,6 @@ cleanroot: setup-test wheels
 	@scripts/cleanroot.sh $(RELEASES)
 
 clean:
-	rm -rf build dist build-bench build-clang build-asan build-tsan build-coverage out $(INSTALLED) .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist build-bench build-clang build-asan build-tsan build-coverage build-test out $(INSTALLED) .pytest_cache .ruff_cache .hypothesis
 distclean: clean
 	rm -rf .venv build-wheels $(FRAMEWORKS:%=.envs/%) .envs/suite-*

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -15,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def built(name: str) -> Path:
     """Returns a program of the usual build; those of the sanitizers' builds would take minutes."""
-    found = ROOT / "build/tests/unit/cli" / name
+    found = Path(os.environ.get("NEBULA_BUILD_DIR") or ROOT / "build", "tests/unit/cli", name)
     if not found.exists():
         pytest.skip(f"{name} is not built: scripts/build.sh build")
     return found
