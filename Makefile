@@ -34,6 +34,7 @@
 #   make cleanroot  tries them on a system with Python and nothing else, as root (scripts/cleanroot.sh)
 #   make emulated   C tests for aarch64, under qemu (scripts/emulated.sh)
 #   make soak     a job that fails all the time, and what grows; ARGS="--minutes 60"
+#   make fuzz     each parser searches for inputs that break it, an hour of CPU time each; ARGS="--minutes 5 manifest"
 #   make partition  32 nodes of 8 ranks in network namespaces, half of which is cut off, as root
 #   make mutants  changes the rules of commit, removal and retention, and looks whether a test notices; ARGS="--count 200 --seed 3"
 #   make asan     the C tests under the address and undefined-behaviour sanitizers
@@ -47,7 +48,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := package
 MAKEFLAGS += --no-print-directory
-.PHONY: soak partition mutants docs wheels deb spack conda cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest newest test-suites bench bench-first bench-peaks bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-publish bench-recover bench-jax bench-mpi bench-mlperf bench-stores faults-long nightly affected asan asan-build tsan lint units clean distclean environments servers setup setup-test analyze coverage
+.PHONY: soak fuzz partition mutants docs wheels deb spack conda cleanroot emulated package demo demo-studio demo-elastic test-studio check test test-frameworks test-localstack test-oldest test-newest newest test-suites bench bench-first bench-peaks bench-loads bench-peers bench-gpu bench-frameworks bench-scale bench-publish bench-recover bench-jax bench-mpi bench-mlperf bench-stores faults-long nightly affected asan asan-build tsan lint units clean distclean environments servers setup setup-test analyze coverage
 .DELETE_ON_ERROR:
 # Builds use all cores by themselves; two at once only mix their output.
 .NOTPARALLEL:
@@ -181,6 +182,8 @@ power: setup-test package
 
 soak: package
 	@$(BIN)/python tests/campaign/soak.py $(ARGS)
+fuzz: setup-test
+	@$(BIN)/python tests/campaign/fuzz.py $(ARGS)
 partition: package
 	@$(BIN)/python tests/campaign/partition.py $(ARGS)
 	@$(BIN)/python tests/campaign/read_once.py
@@ -311,6 +314,6 @@ cleanroot: setup-test wheels
 	@scripts/cleanroot.sh $(RELEASES)
 
 clean:
-	rm -rf build dist build-bench build-clang build-asan build-tsan build-coverage build-test out $(INSTALLED) .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist build-bench build-clang build-asan build-tsan build-coverage build-fuzz build-test out $(INSTALLED) .pytest_cache .ruff_cache .hypothesis
 distclean: clean
 	rm -rf .venv build-wheels $(FRAMEWORKS:%=.envs/%) .envs/suite-*
