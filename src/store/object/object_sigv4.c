@@ -145,7 +145,7 @@ enum nebula_status object_sigv4_fields(const struct object_sigv4 *sigv4, const s
                                        struct http_fields *fields, struct nebula_error *error)
 {
         struct http_header headers[OBJECT_HEADERS_MAX + 4];
-        char names[OBJECT_HEADERS_MAX][64], time[OBJECT_SIGV4_TIME_SIZE], host[URL_HOST_MAX + 16], port[16] = "", *path, *value;
+        char names[OBJECT_HEADERS_MAX][64], time[OBJECT_SIGV4_TIME_SIZE], host[URL_HOST_MAX + 18], port[16] = "", *path, *value;
         size_t count = 0;
         struct url parts;
 
