@@ -207,7 +207,7 @@ coverage: setup-test
 	@$(BIN)/python scripts/coverage.py build-coverage --floor 71 45
 
 # In order, so that what is quick to fail comes first. The C tests are built and run once, with the sanitizers, except for those on emulators, whose
-# servers take the time, and those of the suite `large`, which would take minutes: `make units` runs all without, and compiles them with the warnings of
+# servers take the time, and those of the suites `large`, `fault` and `crash`, which would take minutes: `make units` runs all without, and compiles them with the warnings of
 # gcc, and `make nightly` runs all with the sanitizers. These few, and what the tests in Python need of C, are built in build-test, with little optimization, in
 # 40 % of the time. The frameworks and, beside them, the servers are fetched while the C half is built and tested, which
 # the network decides. The package, whose own environment theirs see, is built after that. The tests on emulators wait most of their time, so the tests in
@@ -217,24 +217,26 @@ servers:
 	@scripts/azurite.sh install || test $$? = 77
 	@scripts/moto.sh install
 	@scripts/studio.sh browser || test $$? = 77
-LARGE := tests/unit/client_test tests/unit/sleeping_test tests/unit/store/large_manifest_test
+PLAIN_SUITES := stores large fault crash
+PLAIN := tests/unit/client_test tests/unit/cow_test tests/unit/sleeping_test tests/unit/store/large_manifest_test \
+	$(basename $(wildcard tests/fault/*_test.c tests/crash/*_test.c))
 test: setup-test
 	@export NEBULA_BUILD_DIR=$(CURDIR)/build-test; log=$$(mktemp -d); { $(MAKE) servers & servers=$$!; $(MAKE) environments && wait $$servers; } >$$log/fetched 2>&1 & fetching=$$!; stores=; \
 	trap 'kill $$fetching $$stores 2>/dev/null || true; rm -rf $$log' EXIT; \
 	phase() { scripts/phase.sh $$log/phases "$$1"; }; \
 	phase "linters, and the C half"; \
 	scripts/lint.sh; \
-	TARGETS="all $(LARGE)" scripts/build.sh $$NEBULA_BUILD_DIR -Doptimization=1 -Dc_args=-g1; \
+	TARGETS="all $(PLAIN)" scripts/build.sh $$NEBULA_BUILD_DIR -Doptimization=1 -Dc_args=-g1; \
 	phase "the C half with sanitizers"; \
 	$(MAKE) asan-build; \
 	phase "C tests"; \
-	$(MAKE) asan SUITES="--no-suite stores --no-suite large"; \
+	$(MAKE) asan SUITES="$(PLAIN_SUITES:%=--no-suite %)"; \
 	phase "what is still being fetched"; \
 	wait $$fetching || { cat $$log/fetched; exit 1; }; \
 	phase "the package"; \
 	$(MAKE) package; \
 	phase "Python tests, and stores"; \
-	{ MESON_TESTTHREADS=3 meson test -C $$NEBULA_BUILD_DIR --print-errorlogs --no-rebuild --suite stores --suite large && \
+	{ MESON_TESTTHREADS=3 meson test -C $$NEBULA_BUILD_DIR --print-errorlogs --no-rebuild $(PLAIN_SUITES:%=--suite %) && \
 	meson test -C $$NEBULA_BUILD_DIR --print-errorlogs --no-rebuild client_test; } >$$log/stores 2>&1 & stores=$$!; \
 	scripts/tests.sh "commit_model or storage_model or $(SHORT_TESTS)" $(ARGS) | tee $$log/python || failed=1; \
 	phase "the end of the stores"; \

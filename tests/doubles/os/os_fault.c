@@ -205,7 +205,7 @@ uint64_t os_fault_count(void)
 
 uint64_t os_fault_step(int error)
 {
-        return error == EIO || getenv("NEBULA_TEST_NIGHTLY") ? 1 : 4;
+        return error == EIO || getenv("NEBULA_TEST_NIGHTLY") ? 1 : 8;
 }
 
 const char *os_fault_where(void)
