@@ -221,7 +221,7 @@ static void explore(struct story *story)
         bool is_large = story->writer_count + story->other_count > 2;
 
         for (size_t i = 0; i < (is_large ? 6 : 2); i++)
-                run_order(story, orders[i], story->is_whole || getenv("NEBULA_TEST_NIGHTLY") ? 1 : is_large ? 37 : 7);
+                run_order(story, orders[i], story->is_whole || getenv("NEBULA_TEST_NIGHTLY") ? 1 : is_large ? 37 : 4);
 }
 
 /* With pages of one entry there are more calls, so more moments at which a program may sleep. */
