@@ -213,6 +213,14 @@ enum nebula_status cli_agent_describe(struct cli_agent *agent, uint64_t version_
         return status ? status : take_json(agent, ret_description, error);
 }
 
+enum nebula_status cli_agent_records(struct cli_agent *agent, uint64_t version_id, json_t **ret_texts, struct nebula_error *error)
+{
+        struct ipc_version request = { .version_id = version_id };
+        enum nebula_status status = ask(agent, IPC_RECORDS, &request, sizeof request, error);
+
+        return status ? status : take_json(agent, ret_texts, error);
+}
+
 enum nebula_status cli_agent_compared(struct cli_agent *agent, const char *tag, uint64_t sequence, bool is_whole, struct nebula_error *error)
 {
         struct ipc_compared request = { .sequence = sequence, .is_whole = is_whole };

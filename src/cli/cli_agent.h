@@ -47,6 +47,8 @@ enum nebula_status cli_agent_compared(struct cli_agent *agent, const char *tag, 
 enum nebula_status cli_agent_find(struct cli_agent *agent, const char *persist_path, const char *tag, uint64_t *ret_version_id, struct nebula_error *error);
 /* Asks the agent to describe a version, as in a report. The caller decrefs *ret_description. */
 enum nebula_status cli_agent_describe(struct cli_agent *agent, uint64_t version_id, json_t **ret_description, struct nebula_error *error);
+/* The texts of the version's records in storage, as far as the agent has them. The caller decrefs *ret_texts, an array. */
+enum nebula_status cli_agent_records(struct cli_agent *agent, uint64_t version_id, json_t **ret_texts, struct nebula_error *error);
 /* Waits until the version has reached the state. Waiting for NEBULA_STATE_DURABLE also makes the agent persist it. */
 enum nebula_status cli_agent_wait(struct cli_agent *agent, uint64_t version_id, enum nebula_state state, int64_t timeout_ms,
                                   struct nebula_error *error);

@@ -151,8 +151,11 @@ static bool append_once(struct verify_run *run, const char *tag, json_t *version
         if (!status) {
                 progress_begin(tag, manifest_size(&manifest));
                 part = part_of(run, &manifest, &began, &was_ok);
-                if (run->repairs && run->from && !run->new_documents && repair_records(run->object.store, &manifest, run->from))
-                        run->new_documents = run->from->root;
+                if (run->repairs) {
+                        const char *source = repair_records(run->object.store, &manifest, run->from);
+
+                        run->new_documents = source ? source : run->new_documents;
+                }
                 version = check_version(run->object.store, &manifest, *run->object.name ? run->object.name : NULL, part, ret_outage);
                 if (version && run->repairs && !check_ok(version) && !ret_outage->status)
                         repair_version(run->object.store, &manifest, run->from, version);

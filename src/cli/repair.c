@@ -1,5 +1,6 @@
 #include "cli/repair.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,10 +17,10 @@
 #include "store/manifest_keys.h"
 #include "store/manifest_load.h"
 #include "store/manifest_publish.h"
+#include "store/record.h"
 #include "store/rebuild.h"
 #include "store/repair_object.h"
 #include "store/transfer.h"
-#include "sum/sum.h"
 
 #define NUMBERS_MAX 64 /* of earlier entries whose record carries over */
 
@@ -134,12 +135,8 @@ static void make_own(const struct manifest *manifest, size_t index, uint64_t num
 
 static bool put_record(struct store *store, const struct manifest *manifest, size_t index, struct record *record)
 {
-        const struct manifest_record *entry = &manifest->records[index];
-        char directory[256], key[MANIFEST_KEY_MAX];
         bool is_put = false;
 
-        if (name_encode(manifest->tag, directory, NULL) || record_key(directory, entry->writing, entry->rank, key, NULL))
-                return false;
         for (uint64_t back = 0; back < NUMBERS_MAX && back < manifest->number && !is_put; back++) {
                 struct nebula_error error = { 0 };
                 char *text;
@@ -148,8 +145,7 @@ static bool put_record(struct store *store, const struct manifest *manifest, siz
                 make_own(manifest, index, manifest->number - back, record);
                 if (record_format(record, &text, &size, NULL))
                         return false;
-                is_put = size == entry->size && sum_crc64(0, text, size) == entry->crc64 &&
-                         !store->ops->put(store, key, text, size, STORE_ALWAYS, NULL, NULL, &error);
+                is_put = repair_is_record(manifest, index, text, size) && !repair_record(store, manifest, index, text, size, &error);
                 free(text);
                 if (error.status)
                         cli_complain("%s", error.message);
@@ -157,27 +153,113 @@ static bool put_record(struct store *store, const struct manifest *manifest, siz
         return is_put;
 }
 
-bool repair_records(struct store *store, const struct manifest *manifest, struct store *from)
+/* NULL: no agent of this node has the version. */
+static json_t *remembered_records(struct store *store, const char *tag)
+{
+        struct cli_agent *agent = NULL;
+        json_t *texts = NULL;
+        uint64_t id;
+
+        if (!cli_agent_open_if_any(store->root, &agent))
+                return NULL;
+        if (!cli_agent_find(agent, store->root, tag, &id, NULL))
+                cli_agent_records(agent, id, &texts, NULL);
+        cli_agent_close(agent);
+        return texts;
+}
+
+static bool record_from_memory(struct store *store, const struct manifest *manifest, size_t index, const json_t *texts)
+{
+        struct nebula_error error = { 0 };
+        const json_t *one;
+        size_t i;
+        bool is_put = false;
+
+        json_array_foreach(texts, i, one)
+                if (!is_put && repair_is_record(manifest, index, json_string_value(one), json_string_length(one)))
+                        is_put = !repair_record(store, manifest, index, json_string_value(one), json_string_length(one), &error);
+        if (error.status)
+                cli_complain("%s", error.message);
+        return is_put;
+}
+
+static bool record_from_copy(struct store *store, const struct manifest *manifest, size_t index, struct store *from, const struct manifest *there)
+{
+        bool is_put = false;
+
+        for (size_t i = 0; i < there->record_count && !is_put; i++) {
+                struct record record = { 0 };
+
+                is_put = !manifest_load_record(from, there, i, &record, NULL) && put_record(store, manifest, index, &record);
+                record_done(&record);
+        }
+        return is_put;
+}
+
+static bool is_damaged(struct store *store, const struct manifest *manifest, size_t index)
+{
+        struct record record = { 0 };
+        enum nebula_status status = manifest_load_record(store, manifest, index, &record, NULL);
+
+        record_done(&record);
+        return status == NEBULA_CORRUPT || status == NEBULA_NOT_FOUND;
+}
+
+const char *repair_records(struct store *store, const struct manifest *manifest, struct store *from)
 {
         struct manifest there = { 0 };
+        json_t *texts = NULL;
+        const char *source = NULL;
+        bool is_asked = false;
+
+        for (size_t i = 0; i < manifest->record_count; i++) {
+                if (!is_damaged(store, manifest, i))
+                        continue;
+                if (!is_asked) {
+                        texts = remembered_records(store, manifest->tag);
+                        if (from)
+                                manifest_load(from, manifest->tag, &there, NULL);
+                }
+                is_asked = true;
+                if (record_from_memory(store, manifest, i, texts))
+                        source = "memory";
+                else if (from && record_from_copy(store, manifest, i, from, &there))
+                        source = from->root;
+                else
+                        cli_complain("the record of rank %" PRIu32 " of %s was not repaired from memory%s%s", manifest->records[i].rank, manifest->tag,
+                                     from ? ", nor from " : "; --from names another storage that has it", from ? from->root : "");
+        }
+        json_decref(texts);
+        manifest_done(&there);
+        return source;
+}
+
+/* The manifest that names the records is damaged, too, and the index says that it was the version in memory. A record that can be read stays. */
+static bool put_remembered(struct store *store, const char *tag)
+{
+        json_t *texts = remembered_records(store, tag), *one;
+        char directory[256], key[MANIFEST_KEY_MAX], *text;
+        size_t size, i;
         bool is_any = false;
 
-        if (manifest_load(from, manifest->tag, &there, NULL))
-                return false;
-        for (size_t i = 0; i < manifest->record_count; i++) {
-                struct record record = { 0 };
-                bool is_put = !manifest_load_record(store, manifest, i, &record, NULL);
+        json_array_foreach(texts, i, one) {
+                struct record record = { 0 }, found = { 0 };
+                enum nebula_status status = record_parse(json_string_value(one), json_string_length(one), &record, NULL);
 
-                record_done(&record);
-                for (size_t j = 0; j < there.record_count && !is_put; j++) {
-                        if (manifest_load_record(from, &there, j, &record, NULL))
-                                continue;
-                        is_put = put_record(store, manifest, i, &record);
-                        is_any = is_any || is_put;
-                        record_done(&record);
+                if (!status && !strcmp(record.tag, tag) && !name_encode(tag, directory, NULL) &&
+                    !record_key(directory, record.writing, record.ranks[0].rank, key, NULL)) {
+                        status = document_get(store, key, &text, &size, NULL, NULL);
+                        if (!status) {
+                                status = record_parse(text, size, &found, NULL);
+                                free(text);
+                        }
+                        if (status == NEBULA_CORRUPT || status == NEBULA_NOT_FOUND)
+                                is_any |= !store->ops->put(store, key, json_string_value(one), json_string_length(one), STORE_ALWAYS, NULL, NULL, NULL);
                 }
+                record_done(&record);
+                record_done(&found);
         }
-        manifest_done(&there);
+        json_decref(texts);
         return is_any;
 }
 
@@ -268,6 +350,8 @@ const char *repair_manifest(struct store *store, const char *tag, struct store *
         bool was_durable = false, is_known = !rebuild_is_lost(store, tag) && find_known(store, tag, &known, &was_durable);
         enum nebula_status status = rebuild_manifest(store, tag, is_known ? &known : NULL, was_durable, &error);
 
+        if (status == NEBULA_CORRUPT && is_known && is_indexed(store, &known) && put_remembered(store, tag))
+                status = rebuild_manifest(store, tag, &known, was_durable, &error);
         manifest_done(&known);
         *ret_has_changed = status == NEBULA_BUSY;
         if (!status)

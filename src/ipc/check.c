@@ -52,6 +52,7 @@ static const struct {
         [IPC_FETCH] = { sizeof(struct ipc_fetch), 0, { { 0, 0 } } },
         [IPC_KEEP] = { sizeof(struct ipc_keep), 0, { TEXT(ipc_keep, tag), TEXT(ipc_keep, reason) } },
         [IPC_COMPARED] = { sizeof(struct ipc_compared), 0, { TEXT(ipc_compared, tag) } },
+        [IPC_RECORDS] = { sizeof(struct ipc_version), SIZE_MAX, { { 0, 0 } } },
         [IPC_SPARE] = { sizeof(struct ipc_spare), sizeof(struct ipc_spare_image), { { 0, 0 } } },
 };
 
@@ -167,7 +168,7 @@ static bool opened_is_sound(const struct ipc_frame *frame)
 
 static bool is_text(enum ipc_type type)
 {
-        return type == IPC_REPORT || type == IPC_DESCRIBE;
+        return type == IPC_REPORT || type == IPC_DESCRIBE || type == IPC_RECORDS;
 }
 
 static bool found_is_sound(const struct ipc_found *found)

@@ -65,7 +65,8 @@ enum ipc_type {
         IPC_SPARE,      /* ipc_spare -> ipc_spare_image + fd: a spare image for a hinted file, which the client may map before its save */
         IPC_KEEP,       /* ipc_keep -> empty: pins a tag, takes a pin back, or removes a version from storage */
         IPC_COMPARED,   /* ipc_compared -> empty: the client has compared a version in storage with its checksums */
-        IPC_TYPE_LAST = IPC_COMPARED,
+        IPC_RECORDS,    /* ipc_version -> as IPC_REPORT: the texts of its records in storage, as far as the agent has them */
+        IPC_TYPE_LAST = IPC_RECORDS,
 };
 
 struct ipc_header {

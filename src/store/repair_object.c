@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "os/os.h"
+#include "store/manifest_keys.h"
 #include "store/tag_log.h"
 #include "store/transfer_private.h"
 #include "sum/sum.h"
@@ -152,4 +153,27 @@ enum nebula_status repair_object(struct store *store, const struct manifest *man
         else
                 status = error_set(error, error_status_of_errno(-fd), -fd, "%.300s/%.300s cannot be opened to repair it", store->root, key);
         return status ? status : verify_file(store, key, file, source->watch ? source->watch : &none, error);
+}
+
+bool repair_is_record(const struct manifest *manifest, size_t index, const char *text, size_t size)
+{
+        const struct manifest_record *entry = &manifest->records[index];
+
+        return size == entry->size && sum_crc64(0, text, size) == entry->crc64;
+}
+
+enum nebula_status repair_record(struct store *store, const struct manifest *manifest, size_t index, const char *text, size_t size,
+                                 struct nebula_error *error)
+{
+        const struct manifest_record *entry = &manifest->records[index];
+        char directory[256], key[MANIFEST_KEY_MAX];
+        enum nebula_status status = name_encode(manifest->tag, directory, error);
+
+        if (!status)
+                status = record_key(directory, entry->writing, entry->rank, key, error);
+        if (!status && !repair_is_record(manifest, index, text, size))
+                status = error_set(error, NEBULA_INVALID, 0, "%.300s is damaged, and this is not what the manifest says of it", key);
+        if (!status)
+                status = check_newest(store, manifest, error);
+        return status ? status : store->ops->put(store, key, text, size, STORE_ALWAYS, NULL, NULL, error);
 }

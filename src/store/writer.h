@@ -36,6 +36,8 @@ struct writer_source {
         void (*complain)(void *argument, const struct nebula_error *error);
         /* Brings what vouches for the version. NULL: the store's own key signs it, if there is one. */
         enum nebula_status (*attest)(void *argument, struct nebula_error *error);
+        /* The manifest will name the record with this text. */
+        void (*keep)(void *argument, const char *text, size_t size);
 };
 
 /* The SHA-256 of a file, from the record of an agent that has the store's own key. */

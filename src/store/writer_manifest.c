@@ -32,6 +32,8 @@ static enum nebula_status add_record(struct writer *writer, const struct record 
                                                              .rank = record->ranks[0].rank };
         strcpy(manifest->records[index].writing, record->writing);
         manifest->record_count++;
+        if (writer->source && writer->source->keep)
+                writer->source->keep(writer->argument, text, size);
         for (size_t i = 0; i < record->file_count && !status; i++) {
                 const struct record_file *own = &record->files[i];
                 const struct manifest_file file = { .name = own->name, .size = own->size, .rank = own->rank, .record = index,

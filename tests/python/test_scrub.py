@@ -94,6 +94,82 @@ def test_a_manifest_of_a_later_line_of_history_is_made_again_with_it(place):
     assert json.loads(next((place.storage / "global_step3" / ".nebula").glob("manifest-*")).read_text())["line"] == line
 
 
+def spoil(document: Path, how: str) -> None:
+    text = document.read_bytes()
+    if how == "removed":
+        document.unlink()
+    else:
+        document.write_bytes({"bit": text[:40] + bytes([text[40] ^ 1]) + text[41:], "cut": text[: len(text) // 2], "empty": b""}[how])
+
+
+def record_of(place, tag: str) -> Path:
+    (record,) = (place.storage / tag / ".nebula").glob("*.record-*")
+    return record
+
+
+# fault (Storage): A record is damaged or missing, and memory has the version.
+# result: The agent that has written it, or its manifest, has its bytes, and `nebula verify --repair` puts them back. Without that agent, a line names
+# the record and `--from`.
+@pytest.mark.parametrize("how", ["bit", "cut", "empty", "removed"])
+def test_a_damaged_or_missing_record_is_repaired_from_the_agents_memory(place, how):
+    sound = {}
+    for tag in ("global_step1", "global_step2"):
+        save(place, tag)
+        sound[tag] = record_of(place, tag).read_bytes()
+    for tag in sound:
+        record = record_of(place, tag)
+        spoil(record, how)
+        assert repair(place) == [(tag, "memory")]
+        assert record.read_bytes() == sound[tag]
+    assert nebula("verify", "--all", "--path", place.storage).returncode == 0
+    nm._shutdown()
+    assert nebula("stop").returncode == 0
+    spoil(record, how)
+    done = nebula("verify", "--all", "--repair", "--path", place.storage)
+    assert done.returncode == 1 and f"the record of rank 0 of {tag} was not repaired from memory; --from" in done.stderr
+
+
+# fault: as test_a_damaged_or_missing_record_is_repaired_from_the_agents_memory
+@pytest.mark.parametrize("how", ["bit", "removed"])
+def test_a_record_is_repaired_with_the_manifest_that_names_it(place, how):
+    file = save(place)
+    record, sound = record_of(place, "global_step1"), file.read_bytes()
+    text = record.read_bytes()
+    spoil(record, how)
+    spoil_manifest(place, "global_step1")
+    assert repair(place) == [("global_step1", "memory")]
+    assert record.read_bytes() == text and file.read_bytes() == sound
+    assert nebula("verify", "--all", "--path", place.storage).returncode == 0
+
+
+# fault: as test_a_damaged_or_missing_record_is_repaired_from_the_agents_memory
+def test_the_record_of_files_that_carry_over_is_repaired(place):
+    nm.init(str(place.storage), 0, 2)
+    for name in ("first.pt", "second.pt"):  # the later writing takes the file of the first over
+        with nm.Checkpoint("global_step1") as checkpoint:
+            checkpoint.save(name, {"value": torch.arange(1000)})
+        checkpoint.wait("durable", 60)
+    records = sorted((place.storage / "global_step1/.nebula").glob("*.record-*"))
+    sound = [record.read_bytes() for record in records]
+    assert len(records) == 2
+    for record in records:
+        spoil(record, "bit")
+    assert repair(place) == [("global_step1", "memory")]
+    assert [record.read_bytes() for record in records] == sound
+
+
+# fault: as test_a_damaged_or_missing_record_is_repaired_from_the_agents_memory
+@pytest.mark.parametrize("how", ["bit", "removed"])
+def test_the_agent_writes_a_record_again_that_a_reader_has_found_damaged(place, how):
+    save(place)
+    record = record_of(place, "global_step1")
+    sound = record.read_bytes()
+    spoil(record, how)
+    assert nebula("verify", place.storage).returncode == 1
+    until(lambda: record.is_file() and record.read_bytes() == sound, 60, "the agent writes the record again")
+    until(lambda: "storage" in nm.list_checkpoints()["global_step1"]["source"], 60, "the version counts as durable")
+
+
 ANOTHER_RUN = """
 import sys, torch, nebulaml as nm
 nm.init(sys.argv[1], 0, 2)
@@ -124,6 +200,22 @@ def test_a_tag_that_another_run_writes_again_during_repairs_keeps_its_newest_ver
     assert nebula("verify", "--all", "--path", place.storage).returncode == 0
     nm.init(str(place.storage), 0, 2)
     assert torch.equal(nm.get_checkpoint("global_step1").load("model.pt")["value"], torch.full((1000,), 3.0))
+
+
+# fault: as test_a_damaged_or_missing_record_is_repaired_from_the_agents_memory
+# result: The record of a version that another run has replaced does not come back.
+def test_memory_gives_no_record_of_a_version_that_storage_has_no_more(place):
+    save(place)
+    former = record_of(place, "global_step1")
+    nm._shutdown()
+    apart = {"NEBULA_RUNTIME_DIR": str(place.root / "other"), "NEBULA_MEMORY_DIR": str(place.root / "memory"), "NEBULA_AGENT_LINGER": "0"}
+    subprocess.run([sys.executable, "-c", ANOTHER_RUN, str(place.storage)], env=os.environ | apart, check=True, timeout=120)
+    record = record_of(place, "global_step1")
+    spoil(record, "bit")
+    spoil_manifest(place, "global_step1")
+    done = nebula("verify", "--all", "--repair", "--path", place.storage)
+    assert done.returncode == 1 and "cannot be made again" in done.stderr, done
+    assert not former.exists() and record_of(place, "global_step1") == record
 
 
 @pytest.fixture
@@ -292,10 +384,7 @@ nm._shutdown()
 """
 
 
-# fault: as test_a_version_that_was_found_damaged_in_storage_is_written_again_from_memory
-# result: A node that has no sound bytes of the damaged file does not count the version as whole.
-@pytest.mark.parametrize("is_own_damaged", [False, pytest.param(True, marks=pytest.mark.nightly)])
-def test_a_version_whose_damaged_file_is_another_nodes_does_not_count_as_durable(place, monkeypatch, is_own_damaged):
+def save_of_two_nodes(place, monkeypatch) -> None:
     nodes = [{"NEBULA_NODE_ID": f"node{rank}", "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} for rank in range(2)]
     apart = {"NEBULA_RUNTIME_DIR": str(place.root / "other"), "NEBULA_MEMORY_DIR": str(place.root / "memory"), "NEBULA_AGENT_LINGER": "0"}
     place.storage.mkdir()
@@ -308,6 +397,26 @@ def test_a_version_whose_damaged_file_is_another_nodes_does_not_count_as_durable
         checkpoint.save("model0.pt", {"value": torch.arange(3 << 20, dtype=torch.float32)})
     checkpoint.wait("durable", 60)
     assert other.wait(60) == 0
+
+
+# fault: as test_a_damaged_or_missing_record_is_repaired_from_the_agents_memory
+# result: The node that wrote the manifest repairs the records of all nodes.
+def test_records_of_other_nodes_are_repaired_by_the_node_that_wrote_the_manifest(place, monkeypatch):
+    save_of_two_nodes(place, monkeypatch)
+    records = sorted((place.storage / "global_step1/.nebula").glob("*.record-*"))
+    sound = [record.read_bytes() for record in records]
+    assert len(records) == 2
+    for record in records:
+        spoil(record, "cut")
+    assert repair(place) == [("global_step1", "memory")]
+    assert [record.read_bytes() for record in records] == sound
+
+
+# fault: as test_a_version_that_was_found_damaged_in_storage_is_written_again_from_memory
+# result: A node that has no sound bytes of the damaged file does not count the version as whole.
+@pytest.mark.parametrize("is_own_damaged", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_version_whose_damaged_file_is_another_nodes_does_not_count_as_durable(place, monkeypatch, is_own_damaged):
+    save_of_two_nodes(place, monkeypatch)
     own, others = (place.storage / "global_step1" / f"model{rank}.pt" for rank in range(2))
     sound = own.read_bytes()
     flip(others, 5 << 20)

@@ -11,6 +11,7 @@
 #include "agent/commit/world.h"
 #include "agent/memory/image_loan.h"
 #include "agent/memory/memory.h"
+#include "agent/persist/records.h"
 #include "agent/publish/publish.h"
 #include "agent/publish/publish_list.h"
 #include "agent/restore/restore.h"
@@ -340,6 +341,14 @@ static enum nebula_status request_describe(struct connection *connection, const 
         return status ? status : take_text(answer, error);
 }
 
+static enum nebula_status request_records(struct connection *connection, const void *payload, struct answer *answer, struct nebula_error *error)
+{
+        const struct ipc_version *request = payload;
+        enum nebula_status status = records_report(connection->catalogue, request->version_id, &answer->text, error);
+
+        return status ? status : take_text(answer, error);
+}
+
 static enum nebula_status request_publish(struct connection *connection, const void *payload, struct answer *answer,
                                           struct nebula_error *error)
 {
@@ -402,6 +411,7 @@ static const struct {
         [IPC_WATCH] = { request_watch, false, false, true }, [IPC_PREPARE] = { request_prepare, true },
         [IPC_FETCH] = { request_fetch, false, false, true }, [IPC_SPARE] = { request_spare, true },
         [IPC_KEEP] = { request_keep, false },         [IPC_COMPARED] = { request_compared, true },
+        [IPC_RECORDS] = { request_records, false, false, true },
 };
 
 /* Clears only the bytes that are sent: the largest answer takes kilobytes, most take none. */

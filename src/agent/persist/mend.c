@@ -1,5 +1,6 @@
 #include "agent/persist/mend.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,7 +35,8 @@ struct mending {
         struct manifest manifest;
         struct kept *files;
         size_t file_count;
-        bool is_any; /* a file was written again */
+        struct records records;
+        bool is_any; /* a file or a record was written again */
 };
 
 static bool is_due(const struct version *version)
@@ -79,7 +81,7 @@ static enum nebula_status keep_files(struct mending *mending, const struct versi
                 memory_hold(kept->image);
                 mending->file_count++;
         }
-        return NEBULA_OK;
+        return records_copy(version, &mending->records, error);
 }
 
 /* Lock held. */
@@ -88,6 +90,7 @@ static void mending_done(struct mending *mending)
         for (size_t i = 0; i < mending->file_count; i++)
                 memory_drop(mending->catalogue->memory, mending->files[i].image);
         free(mending->files);
+        records_done(&mending->records);
         manifest_done(&mending->manifest);
 }
 
@@ -153,6 +156,29 @@ static enum nebula_status check_rest(struct mending *mending, struct nebula_erro
         return status;
 }
 
+/* The damage is found again with the files, if there is no text of the record. */
+static enum nebula_status mend_records(struct mending *mending, struct nebula_error *error)
+{
+        const struct manifest *manifest = &mending->manifest;
+        enum nebula_status status = NEBULA_OK;
+
+        for (size_t i = 0; i < manifest->record_count && !status; i++) {
+                const struct record_text *kept = records_find(&mending->records, manifest, i);
+                struct record record = { 0 };
+                enum nebula_status damage = kept ? manifest_load_record(mending->store, manifest, i, &record, NULL) : NEBULA_OK;
+
+                record_done(&record);
+                if (damage != NEBULA_CORRUPT && damage != NEBULA_NOT_FOUND)
+                        continue;
+                status = repair_record(mending->store, manifest, i, kept->text, kept->size, error);
+                if (!status)
+                        log_event(LOG_LEVEL_WARN, "the record of rank %" PRIu32 " of %s was damaged in %s, and is written again from memory",
+                                  manifest->records[i].rank, manifest->tag, mending->store->root);
+                mending->is_any |= !status;
+        }
+        return status;
+}
+
 /* NEBULA_BUSY: storage has another writing of the tag. */
 static enum nebula_status mend(struct mending *mending, struct job *job, const char *tag, uint64_t sequence, struct nebula_error *error)
 {
@@ -162,6 +188,8 @@ static enum nebula_status mend(struct mending *mending, struct job *job, const c
                 status = manifest_load(mending->store, tag, &mending->manifest, error);
         if (!status && mending->manifest.sequence != sequence)
                 status = error_set(error, NEBULA_BUSY, 0, "storage has another writing of \"%.200s\"", tag);
+        if (!status)
+                status = mend_records(mending, error);
         for (size_t i = 0; i < mending->file_count && (!status || status == NEBULA_CORRUPT || status == NEBULA_INVALID); i++) {
                 const struct manifest_file *file = manifest_find_file(&mending->manifest, mending->files[i].name);
                 struct nebula_error failure = { 0 };

@@ -3,6 +3,7 @@
 #include "agent/log.h"
 #include "agent/persist/persist.h"
 #include "agent/persist/persist_private.h"
+#include "agent/persist/records.h"
 #include "base/error.h"
 
 static enum nebula_status upload(void *argument, struct nebula_error *error)
@@ -30,7 +31,17 @@ static void complain(void *argument, const struct nebula_error *error)
                   ((struct plan *)argument)->writer.manifest.tag, error->message);
 }
 
-const struct writer_source persist_images = { may_follow, upload, describe, persist_publish, complain };
+static void keep(void *argument, const char *text, size_t size)
+{
+        const struct plan *plan = argument;
+
+        catalogue_lock(plan->catalogue);
+        records_keep(plan->version, text, size);
+        catalogue_unlock(plan->catalogue);
+}
+
+const struct writer_source persist_images = { .may_follow = may_follow, .upload = upload, .describe = describe, .publish = persist_publish,
+                                              .complain = complain, .keep = keep };
 
 /* A first writing of a tag, as far as this agent knows. */
 static enum nebula_status persist_first(struct plan *plan, struct nebula_error *error)

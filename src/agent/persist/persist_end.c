@@ -5,6 +5,7 @@
 #include "agent/commit/carry_over.h"
 #include "agent/commit/commit.h"
 #include "agent/persist/persist_private.h"
+#include "agent/persist/records.h"
 
 /* Adds the files of other nodes, which are now in storage. */
 static void name_others(struct catalogue *catalogue, struct version *version, const struct manifest *manifest)
@@ -91,7 +92,10 @@ static bool make_known(struct plan *plan, bool is_writer)
 
 void persist_conclude(struct plan *plan, bool is_writer)
 {
-        bool is_newest = make_known(plan, is_writer);
+        bool is_newest;
+
+        records_conclude(plan);
+        is_newest = make_known(plan, is_writer);
 
         if (is_newest && is_writer)
                 latest_write(plan->writer.store, plan->job, plan->writer.directory);

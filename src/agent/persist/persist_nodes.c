@@ -161,6 +161,8 @@ static enum nebula_status write_share(struct plan *plan, struct nebula_error *er
         catalogue_lock(plan->catalogue);
         version->persist->recorded_here = true;
         version->persist->log_number = plan->writer.manifest.number;
+        for (size_t i = 0; i < plan->writer.share_count; i++)
+                records_keep(version, plan->writer.shares[i].text, plan->writer.shares[i].size);
         world_await(version);
         catalogue_unlock(plan->catalogue);
         return NEBULA_OK;

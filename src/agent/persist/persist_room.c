@@ -40,11 +40,13 @@ static void job_ends(struct job *job)
 
 static void version_leaves_memory(struct version *version)
 {
+        records_done(&version->persist->records);
         unfinished_move(&version->persist->unfinished, &version->job->storage->ended);
 }
 
 static void version_ends(struct version *version)
 {
+        records_done(&version->persist->records);
         unfinished_done(&version->persist->unfinished);
 }
 

@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "agent/persist/records.h"
 #include "agent/persist/retain.h"
 #include "agent/persist/storage.h"
 #include "agent/persist/unfinished.h"
@@ -29,6 +30,7 @@ struct version_persist {
         int64_t failed_ns;      /* when the last attempt failed; 0: none has */
         uint32_t attempt;       /* number of failed attempts */
         struct unfinished unfinished; /* uploads with which the next attempt goes on */
+        struct records records; /* as far as they are known */
         double seconds;
         uint64_t bytes;
         atomic_ullong moved_bytes; /* that the running attempt, or the last one, has brought to storage */

@@ -1,4 +1,4 @@
-/* repair_object: one damaged file gets its bytes back, and a repair that fails leaves the file as it was. */
+/* One damaged file or record gets its bytes back, and a repair that fails leaves it as it was. */
 #include "os/os_crash.h"
 #include "store/repair_object.h"
 #include "versions.h"
@@ -151,5 +151,59 @@ static void a_repaired_file_survives_a_loss_of_power(void)
         end_file();
 }
 
+static bool has_record(void)
+{
+        struct record record = { 0 };
+        bool is_sound = !manifest_load_record(store, &manifest, 0, &record, NULL);
+
+        record_done(&record);
+        return is_sound;
+}
+
+/* The key of the only record, and its bytes, which the caller frees. */
+static char *take_record(char ret_key[MANIFEST_KEY_MAX], size_t *ret_size)
+{
+        if (record_key("t", manifest.records[0].writing, manifest.records[0].rank, ret_key, &error))
+                abort();
+        return bytes_of(ret_key, ret_size);
+}
+
+ON_EACH_STORE(a_record_gets_the_bytes_that_its_manifest_names_and_no_others)
+{
+        char at[MANIFEST_KEY_MAX], *text;
+        size_t size;
+
+        begin(false);
+        text = take_record(at, &size);
+        flip(at, 40);
+        CHECK(!has_record() && !repair_record(store, &manifest, 0, text, size, &error) && has_record());
+        drop(at);
+        text[40] ^= 1;
+        CHECK(repair_record(store, &manifest, 0, text, size, &error) == NEBULA_INVALID && !has(at));
+        text[40] ^= 1;
+        CHECK(repair_record(store, &manifest, 0, text, size - 1, &error) == NEBULA_INVALID && !has(at));
+        CHECK(!repair_record(store, &manifest, 0, text, size, &error) && has_record());
+        free(text);
+        end();
+}
+
+ON_EACH_STORE(a_record_of_a_version_that_was_removed_or_written_again_does_not_come_back)
+{
+        char at[MANIFEST_KEY_MAX], *text;
+        size_t size;
+
+        begin(false);
+        text = take_record(at, &size);
+        write_version((struct author){ .tag = "t", .run = "b", .after = "a", .names = { "x" } });
+        store_remove_one(store, at, NULL);
+        CHECK(repair_record(store, &manifest, 0, text, size, &error) == NEBULA_BUSY && !has(at) && holds("t", "b"));
+        CHECK(!remove_version("t"));
+        CHECK(repair_record(store, &manifest, 0, text, size, &error) == NEBULA_BUSY && !has(at) && holds_nothing("t"));
+        free(text);
+        end();
+}
+
 TAP_MAIN(TEST(a_damaged_file_gets_its_bytes_back), TEST(a_missing_file_that_lies_apart_comes_back), TEST(a_copy_in_another_store_gives_the_bytes),
-         TEST(storage_that_has_no_room_keeps_the_damaged_file), TEST(a_repaired_file_survives_a_loss_of_power))
+         TEST(storage_that_has_no_room_keeps_the_damaged_file), TEST(a_repaired_file_survives_a_loss_of_power),
+         TEST(a_record_gets_the_bytes_that_its_manifest_names_and_no_others),
+         TEST(a_record_of_a_version_that_was_removed_or_written_again_does_not_come_back))
