@@ -24,7 +24,7 @@ safetensors = pytest.importorskip("safetensors.torch")
 STATE = {"a": torch.arange(300.0), "b": torch.arange(7), "c": torch.ones(40, 5)}
 
 
-@pytest.fixture(params=[pytest.param("s3", marks=pytest.mark.nightly), pytest.param("gs", marks=pytest.mark.nightly), "azure", pytest.param("adls", marks=pytest.mark.nightly)])
+@pytest.fixture(params=["gs", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("s3", "azure", "adls"))])
 def url(servers, request, monkeypatch, tmp_path):
     monkeypatch.setenv("NEBULA_AGENT_PATH", os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path())
     for name, value in servers.variables(request.param).items():

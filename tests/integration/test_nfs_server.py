@@ -118,7 +118,8 @@ def test_a_server_that_is_killed_and_comes_back_costs_time_and_no_checkpoint(ser
     assert client.command("verify", "--all").returncode == 0
 
 
-@pytest.mark.parametrize("test", ["nfs_conformance_test", pytest.param("nfs_conformance_list_test", marks=pytest.mark.nightly)])
+@pytest.mark.nightly("test_a_server_that_is_killed_and_comes_back_costs_time_and_no_checkpoint")
+@pytest.mark.parametrize("test", ["nfs_conformance_test", "nfs_conformance_list_test"])
 def test_the_driver_keeps_its_promises_on_a_server(served, test):
     make_server, make_client = served
     if not built(test):

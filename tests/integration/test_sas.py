@@ -139,6 +139,7 @@ def test_an_upload_whose_sas_ends_goes_on_when_the_file_has_a_new_one(tmp_path):
     assert "durable" in run_beside("azure", tmp_path, SETUP + ENDS)
 
 
+@pytest.mark.nightly("test_an_upload_whose_sas_ends_goes_on_when_the_file_has_a_new_one", "integration/test_doctor.py::test_an_expired_sas_is_called_expired_and_never_shown")
 @needs_npm
 def test_the_sas_of_a_storage_path_is_never_shown_and_can_be_replaced(tmp_path):
     assert "durable" in run_beside("azure", tmp_path, SETUP + IN_PATH)
