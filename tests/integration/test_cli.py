@@ -695,7 +695,8 @@ def test_doctor_measures_memory_and_storage_and_leaves_nothing(run, make, tmp_pa
     assert all(limits[name] > 1e6 for name in ("copy_bytes_per_s", "sum_bytes_per_s", "write_bytes_per_s", "read_bytes_per_s"))
     assert before - set(store.rglob("*")) <= {store / ".nebula/.nebula"}, "only the empty directory of temporary files may be gone"
     assert not set(store.rglob("*")) - before
-    assert "storage write" in run("doctor", "--measure", "--path", store).stdout
+    if os.environ.get("NEBULA_TEST_NIGHTLY"):  # it measures again
+        assert "storage write" in run("doctor", "--measure", "--path", store).stdout
     assert "limits" not in json.loads(run("doctor", "--path", store, "--json").stdout)
     (tmp_path / "file").write_text("no directory")
     failed = run("doctor", "--measure", "--path", tmp_path / "file/store", "--json")

@@ -63,6 +63,7 @@ def test_a_program_in_cpp_finds_the_library_by_pkg_config_and_survives_sigkill(p
     assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
 
 
+@pytest.mark.nightly("test_a_program_in_cpp_finds_the_library_by_pkg_config_and_survives_sigkill")
 def test_cpp_programs_save_and_load_by_containers_and_get_failures_as_exceptions(prefix, environment, tmp_path):
     warnings = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wpedantic", "-Werror"]
     flags = flags_of(prefix, environment, "--cflags", "--libs")
@@ -295,7 +296,7 @@ done
 EXAMPLES = {"heat": 700, "walk": 200, "fortran": 200, "mpi": 200, "rust": 200, "julia": 200}  # and the step from which each resumes
 
 
-@pytest.mark.parametrize(("example", "step"), [pytest.param(*one, marks=() if one[0] in ("heat", "mpi") else pytest.mark.nightly("test_the_commands_of_an_examples_readme_work_as_printed")) for one in EXAMPLES.items()])
+@pytest.mark.parametrize(("example", "step"), [pytest.param(*one, marks=() if one[0] == "heat" else pytest.mark.nightly("test_the_commands_of_an_examples_readme_work_as_printed")) for one in EXAMPLES.items()])
 def test_the_commands_of_an_examples_readme_work_as_printed(environment, tmp_path, example, step):
     """Types them in a mount namespace, so that nothing stays in /usr/local. The install takes the build that the tests use."""
     for program in {"fortran": ["gfortran"], "mpi": ["mpicc", "mpirun"], "rust": ["rustc"], "julia": ["julia"]}.get(example, []):
