@@ -70,9 +70,9 @@ FRAMEWORKS := $(basename $(notdir $(wildcard requirements/frameworks/*.txt)))
 TORCHES := $(shell ls requirements/frameworks | sed -n 's/^\(torch-.*\)\.txt$$/\1/p' | sort -V)
 OLDEST := $(firstword $(TORCHES))
 NEWEST := $(lastword $(TORCHES))
-SHORT_FRAMEWORKS := deepspeed-0.19.6 deepspeed-0.19.8 lightning hf jax
+SHORT_FRAMEWORKS := deepspeed-0.19.8 lightning hf jax
 # Of the frameworks' tests, what `make test` has time for: each framework killed, resumed, and read by its own tools.
-SHORT_TESTS := after_sigkill or two_nodes_resume or stock_tools or directory_appears or published_path or reads_nothing_from_storage
+SHORT_TESTS := after_sigkill or two_nodes_resume or stock_tools or directory_appears or published_path
 
 setup:
 	@scripts/setup.sh
@@ -275,7 +275,7 @@ check: setup-test
 # Those with another Python than .venv's have a build of their own.
 $(patsubst requirements/frameworks/%.txt,.envs/%/.ready,$(shell grep -l '^# python: ' requirements/frameworks/*.txt)): $(NATIVE_FILES)
 test-frameworks: package $(FRAMEWORKS:%=.envs/%/.ready)
-	@NEBULA_TEST_FRAMEWORKS=all $(PYTEST) --timeout=900 tests/frameworks tests/integration/test_elastic_nodes.py $(ARGS)
+	@NEBULA_TEST_NIGHTLY=1 NEBULA_TEST_FRAMEWORKS=all $(PYTEST) --timeout=900 tests/frameworks tests/integration/test_elastic_nodes.py $(ARGS)
 
 test-localstack: package setup-test
 	@scripts/localstack.sh install

@@ -27,6 +27,7 @@ ENDING = HERE / "ending.py"
 RUN_ENDING = f"import runpy; runpy.run_path({str(ENDING)!r}, run_name='__main__')"
 # Most of the CPU time of a job: its imports. An environment has some of these. Each job begins with an import of its framework.
 IMPORTED = ("torch._dynamo", "torch.distributed.checkpoint", "torchmetrics", "deepspeed", "transformers.trainer")
+COMPILES = "torch._inductor.compile_fx"  # DeepSpeed imports it for an optimizer, at the first initialize()
 
 sys.path.append(str(ROOT / "tests" / "integration"))
 from store_servers import Servers, shared  # noqa: E402
@@ -143,7 +144,7 @@ class Node:
                     stderr=log.fileno(),
                     cwd=self.base,
                     python=python,
-                    modules=IMPORTED,
+                    modules=(*IMPORTED, COMPILES) if "/deepspeed-" in python else IMPORTED,
                 )
             )
         try:

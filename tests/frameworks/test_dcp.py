@@ -76,6 +76,7 @@ def same(found, value):
 """
 
 
+@pytest.mark.nightly("test_fsdp2_resumes_bit_for_bit_after_sigkill_and_stock_load_reads_it")
 @directory_only("the tools and the own reader of torch.distributed.checkpoint read files")
 def test_stock_tools_read_what_one_process_saved(node):
     script(node, STATE + f"""

@@ -16,7 +16,7 @@ from ports import held_port
 STOCK = ["deepspeed-0.19.6", "deepspeed-0.18.4"]
 NEW = "deepspeed-0.19.8"
 WAYS = [*[(name, "stock") for name in STOCK], (NEW, "import"), (NEW, "attach"), ("deepspeed-0.19.6", "attach")]
-SHORT = [("deepspeed-0.19.6", "stock", 2, True), (NEW, "import", 1, False)]
+SHORT = [(NEW, "import", 1, False)]
 ALL = [(env, way, stage, bf16) for env, way in WAYS for stage in (0, 1, 2, 3) for bf16 in (False, True)]
 CASES = ALL if FULL else SHORT
 BOTH = pytest.mark.parametrize(

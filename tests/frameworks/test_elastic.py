@@ -94,6 +94,7 @@ def test_two_one_three_and_two_nodes_train_as_one_undisturbed(cluster, undisturb
     close(losses(job), undisturbed(way))
 
 
+@pytest.mark.nightly("integration/test_elastic_nodes.py::test_the_first_node_is_killed_the_other_goes_on_and_one_returns", "integration/test_replicas.py::test_the_nodes_that_are_left_load_the_lost_share_from_memory_though_storage_has_it")
 @pytest.mark.parametrize("way", ["ddp", pytest.param("fsdp2", marks=full)])
 def test_a_survivor_resumes_from_memory_and_reads_nothing_from_storage(cluster, node, way):
     """The state has more than 6 MB. The part that DCP saved is durable, too, and the rest is in memory only."""

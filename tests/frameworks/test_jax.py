@@ -653,6 +653,7 @@ MANAGED_BY_ORBAX = ORBAX + """
 """
 
 
+@pytest.mark.nightly("test_a_manager_of_trees_and_iterators_goes_on_after_sigkill_with_orbaxs_options")
 def test_a_manager_of_orbax_writes_through_nebula_and_goes_on_after_sigkill(jax):
     killed = jax(MANAGED_BY_ORBAX, check=False)
     said, errors = killed.communicate(timeout=240)

@@ -61,6 +61,7 @@ def test_a_name_that_only_memory_has_is_resumed(node):
     assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
 
 
+@pytest.mark.nightly("test_resume_by_path_after_sigkill_equals_uninterrupted_training", "test_best_and_load_from_checkpoint_read_the_published_path")
 @pytest.mark.parametrize("package", PACKAGES)
 def test_last_is_found_after_sigkill_and_files_are_those_of_stock(node, package):
     more = ["--package", package, "--save-last", "--top-k", 2]

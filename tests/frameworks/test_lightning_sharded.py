@@ -38,6 +38,7 @@ def test_fabric_resumes_bit_for_bit_after_sigkill_and_its_files_are_those_of_sto
     assert from_stock.losses == to_stock.losses == whole.losses_after(4)
 
 
+@pytest.mark.nightly("test_fabric_resumes_bit_for_bit_after_sigkill_and_its_files_are_those_of_stock", "frameworks/test_dcp.py::test_fsdp2_resumes_bit_for_bit_after_sigkill_and_stock_load_reads_it")
 @pytest.mark.parametrize("kind", SHARDED)
 def test_sharded_checkpoints_resume_bit_for_bit_after_sigkill_and_stock_reads_them(node, kind):
     whole = job(node, kind, "--stock", directory="stock")

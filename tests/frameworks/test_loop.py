@@ -9,7 +9,7 @@ import pytest
 import torch
 
 
-@pytest.mark.parametrize(("ranks", "more"), [(1, []), (2, ["--ddp"])])
+@pytest.mark.parametrize(("ranks", "more"), [(1, []), pytest.param(2, ["--ddp"], marks=pytest.mark.nightly("test_the_loop_of_the_readme_resumes_bit_for_bit_after_sigkill"))])
 def test_the_loop_of_the_readme_resumes_bit_for_bit_after_sigkill(node, ranks, more):
     def job(persist, *options, **settings):
         return node.run(sys.executable, "loop_job.py", "--persist", persist, *more, *options, ranks=ranks, **settings)

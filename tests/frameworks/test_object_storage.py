@@ -11,7 +11,7 @@ from conftest import files_below, full, interpreter
 from waiting import until
 
 
-@pytest.fixture(autouse=True, params=["s3", pytest.param("azure", marks=full), pytest.param("adls", marks=full), pytest.param("gs", marks=full)])
+@pytest.fixture(autouse=True, params=["gs", *(pytest.param(name, marks=full) for name in ("s3", "azure", "adls"))])
 def store(request, node, servers):
     node.use(servers, request.param)
 

@@ -98,13 +98,16 @@ def open_storage(kind, request, tmp_path, monkeypatch):
     return servers.new_path(kind)
 
 
-@pytest.fixture(params=["directory", "azure"])
+@pytest.fixture(params=["directory", pytest.param("azure", marks=pytest.mark.nightly)])
 def storage(request, tmp_path, monkeypatch):
-    """Returns an empty storage path, of each kind."""
+    """Returns an empty storage path: with NEBULA_TEST_NIGHTLY=1, also one in an object store."""
     return open_storage(request.param, request, tmp_path, monkeypatch)
 
 
-@pytest.fixture(params=["directory", "azure", *(pytest.param(name, marks=pytest.mark.nightly) for name in STORES if name != "azure")])
+EACH = ["directory", *(pytest.param(name, marks=pytest.mark.nightly) for name in STORES)]  # the C tests try each driver each time
+
+
+@pytest.fixture(params=EACH)
 def each_storage(request, tmp_path, monkeypatch):
     """Returns an empty storage path of each kind: with NEBULA_TEST_NIGHTLY=1, of every driver."""
     return open_storage(request.param, request, tmp_path, monkeypatch)

@@ -58,6 +58,7 @@ def test_all_ranks_of_a_node_keep_to_one_budget_and_lose_no_version(world):
     assert all(world.manifest(f"global_step{step}") for step in range(STEPS))
 
 
+@pytest.mark.nightly("test_all_ranks_of_a_node_keep_to_one_budget_and_lose_no_version")
 def test_ranks_that_wait_for_the_same_memory_all_get_their_share(world):
     """One large file makes room for two. While one rank returns its pages, the other has no image that it could return."""
     ranks = world.start({"a": [0, 1]}, "r1")

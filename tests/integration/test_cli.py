@@ -17,6 +17,7 @@ import threading
 import time
 import zipfile
 
+import fork_server
 import pytest
 from processes import stop
 from waiting import until
@@ -314,6 +315,9 @@ def test_prune_refuses_the_latest_by_that_word(run, make):
     assert (store / "global_step1/model.pt").exists()
 
 
+BREATH_S = 0.0002  # between two looks at a command, whose work takes a hundred times as long: a test that spins takes the processor from it
+
+
 def has_open(pid: int, name: str) -> bool:
     for one in pathlib.Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed since
@@ -323,13 +327,14 @@ def has_open(pid: int, name: str) -> bool:
 
 
 def test_a_version_that_is_removed_during_verify_is_named_and_is_no_damage(nebula, make, tmp_path):
-    store = make("global_step1", f"model.pt={32 << 20}", f"optim.pt={64 << 20}")
+    store = make("global_step1", f"model.pt={16 << 20}", f"optim.pt={16 << 20}")
     make("global_step2", "model.pt=100")
     with subprocess.Popen(
         [nebula, "verify", "--all", "--json", "--path", store], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as verify:
         while not has_open(verify.pid, "model.pt"):
             assert verify.poll() is None, "it was done before it could be held"
+            time.sleep(BREATH_S)
         stop(verify.pid)
         for tag in "global_step1", "global_step2":
             shutil.rmtree(store / tag)
@@ -447,11 +452,10 @@ for turn in range(1, 10_000):
 def test_a_tag_that_is_written_again_and_again_is_restored_whole_or_not_at_all(run, tmp_path):
     """The restore reads from memory: the agent keeps two writings of the tag, and a restore takes longer than a save."""
     places = {"NEBULA_RUNTIME_DIR": str(tmp_path / "runtime"), "NEBULA_MEMORY_DIR": str(tmp_path / "memory")}
-    arguments = [sys.executable, "-c", WRITES_AGAIN_AND_AGAIN]
     whole = 0
-    with subprocess.Popen(arguments, cwd=tmp_path, env=os.environ | places, stdout=subprocess.PIPE) as trainer:
+    with fork_server.start(WRITES_AGAIN_AND_AGAIN, cwd=tmp_path, env=os.environ | places) as trainer:
         try:
-            assert trainer.stdout.readline() == b"1\n"
+            assert trainer.stdout.readline() == "1\n"
             threading.Thread(target=trainer.stdout.read, daemon=True).start()
             deadline = time.monotonic() + 60
             turns = 0
@@ -497,6 +501,7 @@ def held(nebula, tmp_path):
         ) as process:
             while not has_open(process.pid, name):
                 assert process.poll() is None, "it was done before it could be held"
+                time.sleep(BREATH_S)
             process.send_signal(signal.SIGSTOP)
             run_as_others(process.pid)
             stop(process.pid)
@@ -508,7 +513,7 @@ def held(nebula, tmp_path):
     return call
 
 
-LONG = f"a.pt={32 << 20}"  # long enough to be held while it is read
+LONG = f"a.pt={16 << 20}"  # long enough to be held while it is read
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -526,6 +531,7 @@ def test_a_restore_that_a_signal_ends_leaves_no_half_file(nebula, make, tmp_path
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=prepare) as process:
         while not list(out.glob(".nebula-restore-*")):
             assert process.poll() is None, "it was done before it could be ended"
+            time.sleep(BREATH_S)
         process.send_signal(number)
         run_as_others(process.pid)
         assert process.wait(timeout=60) == (0 if ignored else -number)
@@ -689,7 +695,8 @@ def test_doctor_measures_memory_and_storage_and_leaves_nothing(run, make, tmp_pa
     assert all(limits[name] > 1e6 for name in ("copy_bytes_per_s", "sum_bytes_per_s", "write_bytes_per_s", "read_bytes_per_s"))
     assert before - set(store.rglob("*")) <= {store / ".nebula/.nebula"}, "only the empty directory of temporary files may be gone"
     assert not set(store.rglob("*")) - before
-    assert "storage write" in run("doctor", "--measure", "--path", store).stdout
+    if os.environ.get("NEBULA_TEST_NIGHTLY"):  # it measures again
+        assert "storage write" in run("doctor", "--measure", "--path", store).stdout
     assert "limits" not in json.loads(run("doctor", "--path", store, "--json").stdout)
     (tmp_path / "file").write_text("no directory")
     failed = run("doctor", "--measure", "--path", tmp_path / "file/store", "--json")
@@ -1086,7 +1093,7 @@ def test_store_refuses_what_is_no_request_and_goes_on(nebula, tmp_path):
     assert [entry["key"] for entry in there["entries"]] == ["a/bytes"]
 
 
-@pytest.mark.parametrize("name", ["azure", pytest.param("s3", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", ["s3", pytest.param("azure", marks=pytest.mark.nightly)])
 def test_inspect_reads_the_directory_of_a_stored_file_and_verify_reads_its_bytes_once(name, run, make, servers, monkeypatch):
     from test_unchanged import Counter
 

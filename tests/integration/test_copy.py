@@ -9,6 +9,7 @@ import time
 
 import pytest
 from test_cli import ask
+from test_object_stores import STORES
 
 torch = pytest.importorskip("torch")
 
@@ -29,6 +30,7 @@ def rewrite(path: pathlib.Path, offset: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.parametrize("each_storage", ["directory", "azure", *(pytest.param(name, marks=pytest.mark.nightly) for name in STORES if name != "azure")], indirect=True)
 def test_all_versions_arrive_verified_and_are_not_copied_again(run, make, each_storage, tmp_path):
     make("global_step10", "model.pt=50000")
     make("global_step20", "model.pt=1000", "optim.pt=200000")

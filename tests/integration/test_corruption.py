@@ -24,7 +24,7 @@ TRIALS = {"storage": (10, 1000), "memory": (3, 300), "gs": (8, 300), "s3": (4, 3
 # bytes between two nodes change.
 # result: A load gives the exact values of a version, or an error that names it. The next save becomes durable.
 @pytest.mark.timeout(3600 if IS_LONG else 300)
-@pytest.mark.parametrize("tier", TRIALS)
+@pytest.mark.parametrize("tier", [pytest.param(tier, marks=() if tier in ("storage", "memory") else pytest.mark.nightly) for tier in TRIALS])
 def test_after_any_damage_a_load_gives_exact_values_or_an_error_that_names_the_version(tier, capsys):
     before = dict(os.environ)
     try:

@@ -7,10 +7,10 @@ import pathlib
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import uuid
 
+import fork_server
 import pytest
 from waiting import until
 
@@ -245,7 +245,7 @@ def test_hostile_tags_and_an_old_header_are_read(run, tmp_path):
 def test_a_line_that_was_cut_changes_no_other(run, tmp_path):
     whole = trained().write(tmp_path / "history.csv").read_text().splitlines(keepends=True)
     found, file = ledger(run, tmp_path / "history.csv"), tmp_path / "cut.csv"
-    stride = 1 if os.environ.get("NEBULA_TEST_NIGHTLY") else 5
+    stride = 1 if os.environ.get("NEBULA_TEST_NIGHTLY") else 11
     for length in range(1, len(whole[-1]) - 1, stride):  # the newest line is being written
         file.write_text("".join(whole) + whole[-1][:length])
         assert ledger(run, file) == found, whole[-1][:length]
@@ -323,13 +323,16 @@ def test_a_real_job_that_is_killed_has_a_ledger(run, nebula, tmp_path):
     }
     try:
         begun = time.monotonic()
-        job = [sys.executable, "-c", JOB, tmp_path / "store"]
-        first = subprocess.run([*job, "30", "kill"], env=environment, timeout=120)
-        assert first.returncode == -signal.SIGKILL
+
+        def train(*words):
+            with fork_server.start(JOB, tmp_path / "store", *words, stdout=None, env=environment) as job:
+                return job.wait(120)
+
+        assert train("30", "kill") == -signal.SIGKILL
         asked = {"env": environment, "timeout": 60, "check": True, "capture_output": True}
         until(lambda: not json.loads(subprocess.run([nebula, "status", "--json"], **asked).stdout)["sessions"], 60, "the agent to notice the end of the trainer")
         time.sleep(DOWN_S)
-        subprocess.run([*job, "60"], env=environment, check=True, timeout=120)
+        assert train("60") == 0
         subprocess.run([nebula, "stop"], **asked)
         took = time.monotonic() - begun  # the agent has written all lines
         found = ledger(run, tmp_path / "output/checkpointHistories.csv")

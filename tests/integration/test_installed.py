@@ -63,6 +63,7 @@ def test_a_program_in_cpp_finds_the_library_by_pkg_config_and_survives_sigkill(p
     assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
 
 
+@pytest.mark.nightly("test_a_program_in_cpp_finds_the_library_by_pkg_config_and_survives_sigkill")
 def test_cpp_programs_save_and_load_by_containers_and_get_failures_as_exceptions(prefix, environment, tmp_path):
     warnings = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wpedantic", "-Werror"]
     flags = flags_of(prefix, environment, "--cflags", "--libs")
@@ -119,6 +120,7 @@ def test_arrays_of_fortran_come_back_and_are_torchs_in_reverse_order(prefix, env
     assert found["number"].shape == () and found["number"] == 7 and found["wave"][0] == complex(1, -1)
 
 
+@pytest.mark.nightly("test_cmake_takes_a_version_of_the_same_series_that_is_not_older_than_the_one_asked_for")
 def test_a_project_of_cmake_finds_the_package(prefix, environment, tmp_path):
     needs("cmake"), needs("gfortran")
     source, other = ROOT / "examples/walk/walk.cpp", ROOT / "examples/fortran/walk.f90"
@@ -148,6 +150,7 @@ def test_cmake_takes_a_version_of_the_same_series_that_is_not_older_than_the_one
     assert {version: found == "1" for version, found in re.findall(r"asked (\S+): (\d)", said)} == asked
 
 
+@pytest.mark.nightly("test_cmake_takes_a_version_of_the_same_series_that_is_not_older_than_the_one_asked_for")
 def test_the_build_does_without_cmake(tmp_path):
     (tmp_path / "broken.ini").write_text("[binaries]\ncmake = '/bin/false'\n")
     meson = pathlib.Path(sys.executable).with_name("meson")
@@ -174,7 +177,7 @@ def started_by_mpirun(program, environment):
     return run
 
 
-@pytest.mark.parametrize("others", [2, 3])
+@pytest.mark.parametrize("others", [2, pytest.param(3, marks=pytest.mark.nightly("test_four_ranks_of_an_mpi_job_are_killed_and_others_continue"))])
 def test_four_ranks_of_an_mpi_job_are_killed_and_others_continue(prefix, environment, tmp_path, others):
     run = built_with_mpi(ROOT / "examples/mpi/ring.c", prefix, environment, tmp_path / "ring")
     numbers = iter((1, 4, others))
@@ -218,6 +221,7 @@ def test_blocks_of_rows_are_loaded_as_columns_by_another_number_of_ranks(prefix,
     assert status in ("not_found", "corrupt") and "matrix.5" in message
 
 
+@pytest.mark.nightly("test_four_ranks_of_an_mpi_job_are_killed_and_others_continue", "test_arrays_of_fortran_come_back_and_are_torchs_in_reverse_order")
 def test_blocks_of_a_fortran_program_are_loaded_by_another_number_of_ranks(prefix, environment, tmp_path):
     needs("mpifort"), needs("mpirun")
     include, program = prefix / "include", tmp_path / "blocks"
@@ -269,7 +273,7 @@ def test_a_version_that_a_killed_mpi_job_has_left_half_saved_is_not_completed_by
 
 # fault (Deaths): The memory of one node of an MPI job is lost, and the other node's memory has a version that is not durable: another tag, or a tag written again.
 # result: All ranks load the newest version that each of them has, and none loads another writing of its tag.
-@pytest.mark.parametrize("tag", ["step1", "step2"])
+@pytest.mark.parametrize("tag", ["step1", pytest.param("step2", marks=pytest.mark.nightly("test_all_ranks_of_an_mpi_job_load_the_same_writing_after_one_node_has_lost_its_memory"))])
 def test_all_ranks_of_an_mpi_job_load_the_same_writing_after_one_node_has_lost_its_memory(two_nodes, tag):
     run, lose = two_nodes
     assert run("save", "step1", 1, "durable") == [["ok", "1", "step1"]] * 2
@@ -289,7 +293,10 @@ done
 """
 
 
-@pytest.mark.parametrize(("example", "step"), [("heat", 700), ("walk", 200), ("fortran", 200), ("mpi", 200), ("rust", 200), ("julia", 200)])
+EXAMPLES = {"heat": 700, "walk": 200, "fortran": 200, "mpi": 200, "rust": 200, "julia": 200}  # and the step from which each resumes
+
+
+@pytest.mark.parametrize(("example", "step"), [pytest.param(*one, marks=() if one[0] == "heat" else pytest.mark.nightly("test_the_commands_of_an_examples_readme_work_as_printed")) for one in EXAMPLES.items()])
 def test_the_commands_of_an_examples_readme_work_as_printed(environment, tmp_path, example, step):
     """Types them in a mount namespace, so that nothing stays in /usr/local. The install takes the build that the tests use."""
     for program in {"fortran": ["gfortran"], "mpi": ["mpicc", "mpirun"], "rust": ["rustc"], "julia": ["julia"]}.get(example, []):

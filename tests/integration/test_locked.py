@@ -87,7 +87,8 @@ print("held up nothing")
 
 # fault (Object stores): A bucket has versioning or object lock, or refuses removals.
 # result: The object counts as removed. The job goes on, and the message names the objects that stay.
-@pytest.mark.parametrize("bucket", [pytest.param("versioning", marks=pytest.mark.nightly), pytest.param("object lock", marks=pytest.mark.nightly), "no removals"])
+@pytest.mark.nightly("integration/test_pin.py::test_a_removal_that_fails_names_the_checkpoint", "integration/test_object_stores.py::test_a_job_on_an_object_store_is_killed_and_goes_on_where_it_was")
+@pytest.mark.parametrize("bucket", ["versioning", "object lock", "no removals"])
 def test_a_bucket_that_keeps_objects_holds_up_no_job(bucket, tmp_path):
     refused = "global_step1 could not be removed" if bucket == "no removals" else "removed global_step1 from"
     code = SETUP + f"ask({BUCKETS[bucket]!r})\nREFUSED = {refused!r}\n" + JOB

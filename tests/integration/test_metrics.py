@@ -113,6 +113,7 @@ def test_a_save_in_the_future_is_not_the_last_success_for_a_year(run, tmp_path):
     assert told[("nebula_checkpoint_size_bytes",)] == 123
 
 
+@pytest.mark.nightly("test_the_numbers_are_those_of_the_history_and_no_tag_is_in_them", "test_alert_rules_and_the_queries_of_the_dashboard_are_sound")
 def test_promtool_has_no_complaint(run, history, promtool):
     told = run("metrics", "--history", history)
     checked = subprocess.run([promtool, "check", "metrics"], input=told.stdout, capture_output=True, text=True)

@@ -102,6 +102,7 @@ def test_a_job_on_a_server_is_killed_and_goes_on_also_on_another_node(served, sq
     assert second.command("verify", "--all").returncode == 0
 
 
+@pytest.mark.nightly("integration/test_nfs.py::test_a_server_that_goes_and_comes_back_costs_time_and_no_checkpoint", "integration/test_nfs.py::test_a_job_on_nfs_is_killed_and_goes_on_also_on_another_node")
 def test_a_server_that_is_killed_and_comes_back_costs_time_and_no_checkpoint(served):
     make_server, make_client = served
     server = make_server()
@@ -118,7 +119,8 @@ def test_a_server_that_is_killed_and_comes_back_costs_time_and_no_checkpoint(ser
     assert client.command("verify", "--all").returncode == 0
 
 
-@pytest.mark.parametrize("test", ["nfs_conformance_test", pytest.param("nfs_conformance_list_test", marks=pytest.mark.nightly)])
+@pytest.mark.nightly("integration/test_nfs.py::test_a_server_that_goes_and_comes_back_costs_time_and_no_checkpoint")
+@pytest.mark.parametrize("test", ["nfs_conformance_test", "nfs_conformance_list_test"])
 def test_the_driver_keeps_its_promises_on_a_server(served, test):
     make_server, make_client = served
     if not built(test):

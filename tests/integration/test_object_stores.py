@@ -235,7 +235,7 @@ MISSING = {
 # fault (Object stores): There is no container or bucket, or the path names another one by mistake.
 # result: Saves, loads and all commands fail, and the message names it. It does not count as a storage path without
 # checkpoints.
-@pytest.mark.parametrize(("name", "path"), MISSING.items())
+@pytest.mark.parametrize(("name", "path"), [pytest.param(*one, marks=() if one[0] in ("s3", "two buckets", "gs") else pytest.mark.nightly) for one in MISSING.items()])
 def test_a_container_that_does_not_exist_is_not_an_empty_storage_path(name, path, run, make, serve, tmp_path):
     store = make("global_step1", "model.pt=100")
     for words in (
@@ -292,6 +292,7 @@ print("signed")
 
 
 # fault: as test_a_file_whose_checksums_fit_is_refused_if_it_is_not_the_signed_one
+@pytest.mark.nightly("test_a_job_on_an_object_store_is_killed_and_goes_on_where_it_was", "integration/test_replicas.py::test_nodes_sign_a_version_together_and_a_copy_in_another_nodes_memory_takes_no_signature_s_place")
 def test_a_signed_version_of_an_object_store_is_read_and_copied_with_its_signature(tmp_path):
     assert "signed" in run_beside("s3", tmp_path, "import subprocess\n" + SIGNED)
 

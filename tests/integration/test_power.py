@@ -11,7 +11,7 @@ import power
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CUTS = 10_000 if os.environ.get("NEBULA_TEST_NIGHTLY") == "1" else 44
+CUTS = 10_000 if os.environ.get("NEBULA_TEST_NIGHTLY") == "1" else 22
 
 
 # fault (The machine and other users): The power goes at any moment, below a real agent and its trainer.

@@ -61,6 +61,7 @@ def test_a_cut_network_one_way_loss_and_a_stopped_launcher_never_let_two_worlds_
         job.end()
 
 
+@pytest.mark.nightly("integration/test_elastic_nodes.py::test_the_first_node_is_killed_the_other_goes_on_and_one_returns")
 def test_of_two_nodes_that_cannot_reach_each_other_one_trains_on_and_the_other_waits(networks):
     if networks is None:
         pytest.skip("this machine does not permit network namespaces")

@@ -16,7 +16,7 @@ SIZE = 40_000
 
 
 def test_random_kills():
-    kills = 1000 if os.environ.get("NEBULA_TEST_NIGHTLY") == "1" else 10
+    kills = 1000 if os.environ.get("NEBULA_TEST_NIGHTLY") == "1" else 5
     seed = int(os.environ.get("NEBULA_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
     done = 0
     while done < kills:

@@ -100,7 +100,7 @@ print("loaded")
 """
 
 
-@pytest.mark.parametrize("name", [pytest.param("azure", marks=pytest.mark.nightly), "s3"])
+@pytest.mark.parametrize("name", ["gs", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("azure", "s3"))])
 def test_loads_read_the_ranges_that_they_need_from_an_object_store(name, tmp_path):
     assert "loaded" in run_beside(name, tmp_path, BEGIN + LOADS)
 

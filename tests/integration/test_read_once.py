@@ -153,6 +153,7 @@ def test_the_nodes_of_a_job_read_a_file_from_the_store_once_and_hand_it_on(store
     assert 1.0 <= total <= 1.1, read
 
 
+@pytest.mark.nightly("test_the_nodes_of_a_job_read_a_file_from_the_store_once_and_hand_it_on")
 def test_an_agent_that_dies_while_the_nodes_read_together_fails_no_load(stored, root):
     server, path = stored
     nodes = [Node(root, number, server) for number in range(NODES)]

@@ -81,6 +81,7 @@ class TestTable(Promises):
         yield from opener(lambda: table_cells.open_cells(None))
 
 
+@pytest.mark.nightly("rendezvous_promises.py::test_of_sixteen_racers_one_wins_each_round", "test_key_sas_and_connection_string_open_the_table")
 class TestBlob(Promises):
     @pytest.fixture
     def cells(self, environment, container):
@@ -239,6 +240,7 @@ class Identity(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.nightly("test_key_sas_and_connection_string_open_the_table")
 def test_entra_id_opens_the_table_by_a_managed_identity(monkeypatch):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Identity)
     thread = threading.Thread(target=server.serve_forever)

@@ -13,7 +13,7 @@ from nebulaml.elastic import store_cells
 from rendezvous_promises import Promises
 
 
-@pytest.mark.parametrize("store", ["s3", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("gs", "adls"))])
+@pytest.mark.parametrize("store", ["gs", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("s3", "adls"))])
 class TestObjectStore(Promises):
     @pytest.fixture
     def cells(self, servers, store, monkeypatch):

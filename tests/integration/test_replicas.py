@@ -302,6 +302,7 @@ def check_that_all_resume(nodes: list[Node], lost: str) -> None:
         assert output == "global_step2\n", errors + nodes[rank].log
 
 
+@pytest.mark.nightly("test_the_nodes_that_are_left_agree_on_a_version_of_which_rank_0_alone_had_saved_a_file")
 def test_two_ranks_agree_on_a_version_that_one_has_from_a_peer(world):
     """Rank 0's node is lost. The only other copy of its share of step 2 is in the memory of rank 1's node."""
     nodes = [world.node("a"), world.node("b")]
@@ -325,7 +326,7 @@ def test_the_nodes_that_are_left_agree_on_a_version_of_which_rank_0_alone_had_sa
     check_that_all_resume(nodes, "0")
 
 
-@pytest.mark.parametrize(("count", "silent"), [pytest.param(2, (), marks=pytest.mark.nightly), (3, ()), (3, (1, 2))])
+@pytest.mark.parametrize(("count", "silent"), [pytest.param(2, (), marks=pytest.mark.nightly), pytest.param(3, (), marks=pytest.mark.nightly), (3, (1, 2))])
 def test_the_nodes_that_are_left_load_the_lost_share_from_memory_though_storage_has_it(world, count, silent):
     """The version is durable. Its file of rank 0 is removed from storage, so a load from there would fail."""
     nodes = [world.node(name) for name in ("a", "b", "c")[:count]]
@@ -341,6 +342,7 @@ def test_the_nodes_that_are_left_load_the_lost_share_from_memory_though_storage_
     check_that_all_resume(nodes, "0")
 
 
+@pytest.mark.nightly("test_the_nodes_that_are_left_agree_on_a_version_if_one_of_them_keeps_the_copy_of_the_lost_share")
 def test_copies_of_another_nodes_share_alone_are_no_version_for_this_one(world):
     """A third node has rank 1's share of step 2. No node has a copy of rank 0's share."""
     world.holder("c")
@@ -373,6 +375,7 @@ def test_copies_of_another_nodes_share_alone_are_no_version_for_this_one(world):
         assert output.split() == ["global_step0", "False"], errors + nodes[rank].log
 
 
+@pytest.mark.nightly("test_a_holder_without_room_refuses_and_says_so")
 def test_copies_are_bounded_by_what_their_owner_keeps(world):
     b = world.holder("b")
     a = world.node("a")
@@ -638,6 +641,7 @@ def test_a_record_is_withdrawn_at_a_clean_end_and_stays_after_a_kill(world):
     assert (world.persist / ".nebula" / "nodes" / "b.json").exists()
 
 
+@pytest.mark.nightly("test_two_copies_go_to_two_spare_nodes_and_either_node_loads_its_own")
 def test_two_copies_lie_on_two_other_nodes_and_either_is_enough(world):
     b, c = world.holder("b"), world.holder("c")
     a = world.node("a")
@@ -812,6 +816,7 @@ def test_a_spare_node_without_room_and_without_a_next_choice_is_asked_again_late
     until(lambda: "has no copy in another node's memory yet: node \"s\"" in a.log, what="the end of the attempt")
 
 
+@pytest.mark.nightly("test_a_spare_node_without_room_leaves_the_copy_to_the_next_choice")
 def test_copies_move_past_a_spare_node_without_room_to_one_that_has_room(world):
     world.holder("b")
     a = world.node("a")
@@ -851,6 +856,7 @@ def test_two_copies_go_to_two_spare_nodes_and_either_node_loads_its_own(world):
         assert "this node's own memory" in node.log
 
 
+@pytest.mark.nightly("test_copies_go_to_a_spare_node_first_and_it_loads_them_from_its_own_memory")
 def test_a_spare_node_whose_agent_died_comes_back_empty_and_gets_the_next_copy(world):
     spare, waits = world.spare("s")
     a = world.node("a")

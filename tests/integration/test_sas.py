@@ -134,11 +134,13 @@ print("all said")
 # fault (Object stores): A SAS ends in the middle of an upload.
 # result: The upload goes on if the file of `AZURE_STORAGE_SAS_TOKEN_FILE` has a new one. Otherwise the message says
 # that it has expired, and the version waits in memory.
+@pytest.mark.nightly("integration/test_doctor.py::test_an_expired_sas_is_called_expired_and_never_shown", "integration/test_copy.py::test_all_versions_arrive_verified_and_are_not_copied_again")
 @needs_npm
 def test_an_upload_whose_sas_ends_goes_on_when_the_file_has_a_new_one(tmp_path):
     assert "durable" in run_beside("azure", tmp_path, SETUP + ENDS)
 
 
+@pytest.mark.nightly("integration/test_doctor.py::test_an_expired_sas_is_called_expired_and_never_shown")
 @needs_npm
 def test_the_sas_of_a_storage_path_is_never_shown_and_can_be_replaced(tmp_path):
     assert "durable" in run_beside("azure", tmp_path, SETUP + IN_PATH)

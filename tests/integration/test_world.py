@@ -82,7 +82,7 @@ def test_an_open_ended_version_does_not_wait_for_ever_for_ranks_that_never_begin
     assert [file["rank"] for file in world.manifest("open")["files"]] == [0]
 
 
-@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("lost", [False, pytest.param(True, marks=pytest.mark.nightly("test_a_save_that_came_too_late_for_an_open_ended_version_is_not_mixed_with_the_next_writing"))])
 def test_a_save_that_came_too_late_for_an_open_ended_version_is_not_mixed_with_the_next_writing(patient, lost):
     ranks = patient.start({"a": [0], "b": [1]}, "r1")
     for rank in ranks:
@@ -118,7 +118,7 @@ def test_a_tag_written_twice_is_two_versions_on_all_nodes(world):
     }
 
 
-@pytest.mark.parametrize("nodes", [{"a": [0, 1]}, {"a": [0, 1], "b": [2, 3]}])
+@pytest.mark.parametrize("nodes", [pytest.param({"a": [0, 1]}, marks=pytest.mark.nightly("test_open_versions_of_a_killed_run_are_not_mixed_with_those_of_the_next_run")), {"a": [0, 1], "b": [2, 3]}])
 def test_open_versions_of_a_killed_run_are_not_mixed_with_those_of_the_next_run(world, nodes):
     ranks = world.start(nodes, "r1")
     tag, last = "global_step1", len(ranks) - 1
@@ -234,7 +234,7 @@ def test_two_jobs_on_one_path_are_refused_with_both_names(world):
     assert '"gpt"' in error and '"bert"' in error
 
 
-@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("restarts", [pytest.param(False, marks=pytest.mark.nightly("test_a_job_that_goes_on_with_fewer_nodes_loads_what_is_whole_without_the_others")), True])
 def test_a_job_that_goes_on_with_fewer_nodes_loads_what_is_whole_without_the_others(world, restarts):
     ranks = world.start({"a": [0], "b": [1]}, "r1", interval=3600)
     for tag, goal, state in (
@@ -306,7 +306,7 @@ def rows(rank: RankProcess, tag: str) -> list[list[str]]:
     return [row["source"] for row in rank.ask("versions") if row["tag"] == tag]
 
 
-@pytest.mark.parametrize("room", ["", "4K"])
+@pytest.mark.parametrize("room", [pytest.param("", marks=pytest.mark.nightly("test_a_rank_loads_what_another_node_saved_from_that_node_s_memory")), "4K"])
 def test_a_rank_loads_what_another_node_saved_from_that_node_s_memory(room):
     """Storage has no file of the version. The nodes have no memory for copies, so each node has only its own share."""
     with a_world(**({"NEBULA_PEER_MEMORY": room} if room else {})) as world:
@@ -345,6 +345,7 @@ def test_a_node_whose_ranks_saved_nothing_loads_the_others_files_and_its_next_wr
 # fault (Storage): A node is lost with its memory, and the newest version is replicated, but not durable.
 # result: Every rank loads every file of it, also on the node that replaces the lost one. Copies come from the nodes
 # that kept them, and files of other nodes from the memory of those nodes.
+@pytest.mark.nightly("test_a_rank_loads_what_another_node_saved_from_that_node_s_memory", "integration/test_replicas.py::test_a_lost_node_loads_its_newest_version_from_its_peers_memory")
 def test_after_a_node_was_replaced_all_ranks_load_all_files_though_storage_has_none(world):
     """The other node's memory has copies of the files that the lost node saved, and its own files."""
     ranks = replace_b(world, "replicated")

@@ -13,14 +13,28 @@ from pathlib import Path
 import fork_server
 import psutil
 
-# Trains until the file `stop` is there; each rank says in a file of its own how far it is.
-WORKER = """
-import json, os, sys, time
+MODULES = ("torch.distributed.run",)  # of the server whose forks are torchruns and trainers
+
+# What torchrun starts: the trainer is a fork of a Python that has imported torch, and ends with this process.
+WORKER = f"""
+import os, subprocess, sys, time
 begun = time.time()
+sys.path.append({str(Path(fork_server.__file__).parent)!r})
+import fork_server
+place = sys.argv[1]
+with open(f"{{place}}/trains.py") as program:
+    trainer = fork_server.start(program.read(), *sys.argv[1:], os.getpid(), begun, stdin=subprocess.PIPE, stdout=None, modules={MODULES!r})
+sys.exit(abs(trainer.wait()))
+"""
+
+# Trains until the file `stop` is there; each rank says in a file of its own how far it is.
+TRAINS = """
+import json, os, sys, threading, time
 import torch
 import torch.distributed as dist
 
-place, name = sys.argv[1], sys.argv[2]
+place, name, pid, begun = sys.argv[1:]
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()
 dist.init_process_group("gloo")
 step = 0
 with open(f"{place}/{name}.said", "a") as said:
@@ -29,7 +43,7 @@ with open(f"{place}/{name}.said", "a") as said:
         dist.all_reduce(stop)
         step += 1
         world, rank = dist.get_world_size(), dist.get_rank()
-        said.write(json.dumps({"world": world, "rank": rank, "step": step, "pid": os.getpid(), "begun": begun, "time": time.time()}) + "\\n")
+        said.write(json.dumps({"world": world, "rank": rank, "step": step, "pid": int(pid), "begun": float(begun), "time": time.time()}) + "\\n")
         said.flush()
         if stop.item():
             break
@@ -74,6 +88,7 @@ class Node:
         self.place, self.name = place, f"node{number}"
         worker = place / "worker.py"
         worker.write_text(WORKER)
+        (place / "trains.py").write_text(TRAINS)
         self.output = (place / f"{self.name}.out").open("ab")
         self.process = fork_server.start(
             TORCHRUN,
@@ -87,7 +102,7 @@ class Node:
             stdout=self.output.fileno(),
             stderr=self.output.fileno(),
             cwd=place,
-            modules=("torch.distributed.run",),
+            modules=MODULES,
         )
 
     def said(self) -> list[dict[str, float]]:

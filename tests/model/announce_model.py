@@ -60,6 +60,15 @@ def put(pair: tuple, node: int, value: object) -> tuple:
     return (value, pair[1]) if node == 0 else (pair[0], value)
 
 
+def mirrored(state: State) -> State:
+    """Swaps the nodes, which have the same steps."""
+    run, held, ever, captured, decided, told, seen_captured, seen_committed, adopted, wanted, recorded, manifest, given_up, asked, died = state
+    return State(
+        run, held[::-1], ever[::-1], captured[::-1], decided, told, seen_captured[::-1], seen_committed[::-1],
+        adopted[::-1], wanted[::-1], recorded[::-1], manifest, given_up[::-1], asked, died,
+    )  # fmt: skip
+
+
 def work(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
     """Yields the steps that agents take by themselves."""
     for node, name in enumerate("AB"):
@@ -187,4 +196,5 @@ def explore(rules: Rules) -> tuple[int, str | None, list[str]]:
         State(),
         lambda state: chain(work(state, rules), time_passes(state, rules), events(state)),
         lambda state: broken(state, rules),
+        mirrored,
     )

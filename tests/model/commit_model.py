@@ -11,6 +11,7 @@ the manifest's own run; and once a version was accepted, a reader finds some ver
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -53,6 +54,30 @@ def put(values: tuple[int, int, int], index: int, value: int) -> tuple[int, int,
     return (changed[0], changed[1], changed[2])
 
 
+def put_one(pair: tuple, index: int, value: object) -> tuple:
+    return (value, pair[1]) if index == 0 else (pair[0], value)
+
+
+@functools.cache
+def held(memory: frozenset[int]) -> tuple[int, int, int]:
+    """Returns the newest run of each rank that a node's memory has; 0: none."""
+    return tuple(max((run // 10 for run in memory if run % 10 == rank), default=0) for rank in RANKS)
+
+
+@functools.cache
+def swapped(memory: frozenset[int]) -> frozenset[int]:
+    return frozenset(run // 10 * 10 + 1 - run % 10 for run in memory)
+
+
+def mirrored(state: State) -> State:
+    """Swaps ranks 0 and 1, which are of one node and have the same steps."""
+    run, (a, b), (f0, f1, f2), (r0, r1, r2), ((a0, a1, a2), (b0, b1, b2)), manifest, accepted, crashes = state
+    if manifest is not None:
+        of, (m0, m1, m2) = manifest
+        manifest = of, (m1, m0, m2)
+    return State(run, (swapped(a), b), (f1, f0, f2), (r1, r0, r2), ((a1, a0, a2), (b1, b0, b2)), manifest, accepted, crashes)
+
+
 def sound(state: State, rules: Rules) -> bool:
     """Returns whether a reader accepts the manifest: each record that it names exists unchanged, and so does the record's file."""
     if state.manifest is None:
@@ -66,20 +91,17 @@ def sound(state: State, rules: Rules) -> bool:
 def steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
     whole = sound(state, rules)
     for index, (node, ranks) in enumerate(NODES.items()):
-        memory = state.memory[index]
-
-        def with_memory(new: frozenset[int], index: int = index) -> tuple[frozenset[int], frozenset[int]]:
-            return (new, state.memory[1]) if index == 0 else (state.memory[0], new)
-
+        memory, view = state.memory[index], state.views[index]
+        newest = held(memory)
         for rank in ranks:
             # A run that finds the tag complete would begin another writing with its own files, which this model does not have.
             if state.run * 10 + rank not in memory and not whole:
                 yield (
                     f"rank {rank} captures in run {state.run}",
-                    state._replace(memory=with_memory(memory | {state.run * 10 + rank})),
+                    state._replace(memory=put_one(state.memory, index, memory | {state.run * 10 + rank})),
                 )
             # An agent continues to persist its images, also those of a killed run; only the newest of each rank.
-            run = max([held // 10 for held in memory if held % 10 == rank], default=0)
+            run = newest[rank]
             if run == 0 or whole:
                 continue
             if state.files[rank] != run and (rules.record_after_file or state.records[rank] == run):
@@ -90,15 +112,13 @@ def steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
                     f"{node} writes the record of rank {rank}, run {run}",
                     state._replace(records=put(state.records, rank, run)),
                 )
-        view = state.views[index]
-        for rank in RANKS:
+        for rank in RANKS if view != state.records else ():
             # An agent sees documents one by one, in any order: this models a stale listing.
             if view[rank] != state.records[rank]:
                 fresh = put(view, rank, state.records[rank])
-                views = (fresh, state.views[1]) if index == 0 else (state.views[0], fresh)
-                yield f"{node} sees the record of rank {rank}", state._replace(views=views)
+                yield f"{node} sees the record of rank {rank}", state._replace(views=put_one(state.views, index, fresh))
         if memory and state.manifest is None:
-            run = max(held // 10 for held in memory)
+            run = max(newest)
             if rules.manifest_after_records:
                 complete = all(view) if not rules.same_run else all(seen == run for seen in view)
                 named = view
@@ -108,11 +128,8 @@ def steps(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
             if complete:
                 yield f"{node} writes the manifest of run {run}", state._replace(manifest=(run, named))
         if state.crashes < rules.crashes:
-            views = ((0, 0, 0), state.views[1]) if index == 0 else (state.views[0], (0, 0, 0))
-            yield (
-                f"node {node} dies",
-                state._replace(memory=with_memory(frozenset()), views=views, crashes=state.crashes + 1),
-            )
+            left, views = put_one(state.memory, index, frozenset()), put_one(state.views, index, (0, 0, 0))
+            yield f"node {node} dies", state._replace(memory=left, views=views, crashes=state.crashes + 1)
     if state.run == 1:
         # At its start the new run drops an invalid manifest, and trusts a valid one.
         yield "the job is killed and started again", state._replace(run=2, manifest=state.manifest if whole else None)
@@ -139,4 +156,4 @@ def broken(state: State, rules: Rules) -> str | None:
 
 def explore(rules: Rules) -> tuple[int, str | None, list[str]]:
     """Explores every reachable state. Returns (number of states, first broken promise or None, the steps that lead to it)."""
-    return search.explore(State(), lambda state: steps(state, rules), lambda state: broken(state, rules))
+    return search.explore(State(), lambda state: steps(state, rules), lambda state: broken(state, rules), mirrored)

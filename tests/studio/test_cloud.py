@@ -35,6 +35,7 @@ def container(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         os.killpg(emulator.pid, signal.SIGKILL)
 
 
+@pytest.mark.nightly("studio/test_page.py::test_one_checkpoint_is_verified_looked_into_and_pinned", "integration/test_cli.py::test_inspect_reads_the_directory_of_a_stored_file_and_verify_reads_its_bytes_once")
 def test_versions_in_a_container_are_shown_verified_and_pinned_without_an_agent(container, place, start, page):
     place.run(
         """

@@ -68,8 +68,9 @@ def serving(studio: Any) -> int:
     return next(pid for pid in children if b"--serve" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
+@pytest.mark.nightly("studio/test_document.py::test_a_hundred_thousand_versions_become_the_newest_five_thousand")
 @pytest.mark.timeout(1800 if NIGHTLY else 300)
-@pytest.mark.parametrize("kind", ["directory", pytest.param("bucket", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kind", ["directory", "bucket"])
 def test_many_versions_are_listed_and_shown(kind, place, start, page, request):
     count, shown = COUNTS[kind], min(COUNTS[kind], SHOWN)
     few, many = place.memory / "few", place.memory / "many"  # where a sync costs nothing
@@ -154,6 +155,7 @@ def test_the_page_shows_the_newest_versions_while_a_bucket_is_read_and_reads_non
     assert bucket.reads() - before[0] < 30
 
 
+@pytest.mark.nightly("python/test_studio_collector.py::test_a_storage_that_hangs_is_said_on_the_page")
 def test_the_page_says_that_it_waits_for_the_first_look(place, start, save, page):
     save(1)
     page.route("**/api/state?*", lambda route: route.fulfill(json={"epoch": "1", "revision": 0, "all": True, "rows": {}, "gone": []}))

@@ -25,6 +25,7 @@ GOES_BACK = """
 """
 
 
+@pytest.mark.nightly("studio/test_page.py::test_filter_sort_and_compare")
 def test_metrics_over_steps_show_the_best_that_can_be_loaded_and_the_lines_of_history(place, start, page):
     place.run(GOES_BACK, place.storage, "first")
     place.run(GOES_BACK, place.storage, "back")

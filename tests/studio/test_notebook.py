@@ -24,6 +24,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.nightly("test_without_a_notebook_a_line_tells_each_change_once")
 def test_a_notebook_shows_the_verdict_and_the_newest_version_and_follows_them(place, tmp_path):
     pytest.importorskip("nbconvert")
     pytest.importorskip("ipykernel")

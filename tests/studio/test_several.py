@@ -37,6 +37,7 @@ def nebula(*words):
     return done.stdout
 
 
+@pytest.mark.nightly("test_the_command_lists_jobs_with_few_looks_at_each")
 def test_a_parent_directory_is_a_table_of_its_jobs_and_each_has_an_address(place, start, page):
     for job, steps in (("run7", (1, 2)), ("run8", (5,))):
         place.run(SAVE, place.storage / job, *steps)
@@ -84,14 +85,19 @@ def test_the_command_lists_jobs_with_few_looks_at_each(place):
     assert one["is_job"] and [row["path"] for row in one["jobs"]] == [str(place.storage / "run7")]
 
 
-def test_a_studio_that_only_reads_shows_no_control_and_refuses_each(place, start, save, page):
+def test_a_studio_that_only_reads_refuses_each_control(place, start, save):
     save(1, 2)
     studio = start(place.storage, "--read-only")
     for name in ("verify", "copy", "export", "pin", "unpin", "prune", "flush", "save-now"):
         status, _, told = studio.ask("POST", f"/api/{name}", {"tag": "global_step1", "to": "/tmp/x", "versions": [{"tag": "global_step1", "entry": 1}]})
         assert status == 403 and "read-only" in told["error"], name
     assert len(studio.work("diff", {"tag": "global_step1", "other": "global_step2"})["files"]) == 2
-    page.goto(studio.address)
+
+
+@pytest.mark.nightly("test_a_studio_that_only_reads_refuses_each_control")
+def test_a_studio_that_only_reads_shows_no_control(place, start, save, page):
+    save(1, 2)
+    page.goto(start(place.storage, "--read-only").address)
     expect(page.locator(".card").first).to_contain_text("global_step2")
     for tab in ("now", "checkpoints", "version"):
         page.locator(f"#tab-{tab}").click()
@@ -119,7 +125,7 @@ def test_a_reverse_proxy_reads_the_token_from_a_file_and_may_use_its_own_name(pl
 WORKS = {"verify": "verify global_step3", "copy": "copy global_step3 to ", "prune": "remove 2 versions"}
 
 
-@pytest.mark.parametrize("command", WORKS)
+@pytest.mark.parametrize("command", ["verify", *(pytest.param(one, marks=pytest.mark.nightly("test_long_work_shows_its_progress_and_can_be_stopped")) for one in ("copy", "prune"))])
 def test_long_work_shows_its_progress_and_can_be_stopped(place, start, save, page, monkeypatch, command):
     save(1, 2, 3)
     real = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
@@ -226,6 +232,7 @@ def put_below(sink, folder, key):
         sink.put(f"training/{key}/{file.relative_to(folder)}", file.read_bytes())
 
 
+@pytest.mark.nightly("test_the_command_lists_jobs_with_few_looks_at_each")
 def test_two_hundred_jobs_of_a_bucket_take_five_requests_each_and_none_while_no_page_shows_them(place, monkeypatch):
     bucket = Sink(monkeypatch)
     make_versions(place.root / "job", 2)

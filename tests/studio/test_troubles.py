@@ -195,7 +195,7 @@ def on_first_screen(page: Page, selector: str) -> bool:
     return box is not None and box["y"] >= 0 and box["y"] + box["height"] <= page.viewport_size["height"]
 
 
-SHORT = (kill, fill, unmount, throttle)
+SHORT = (kill,)
 
 
 # fault: as test_a_rank_that_dies_in_the_middle_of_a_save_breaks_the_job_until_a_version_is_complete_again
