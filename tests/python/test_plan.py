@@ -113,7 +113,7 @@ costs_strategy = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None, phases=WITHOUT_SHRINKING)
+@settings(max_examples=40 if os.environ.get("NEBULA_TEST_NIGHTLY") else 10, deadline=None, phases=WITHOUT_SHRINKING)
 @given(costs_strategy)
 def test_goodput_of_two_tiers_is_the_simulators(costs):
     memory_s, storage_s = interval.intervals(costs)

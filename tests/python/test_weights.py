@@ -229,7 +229,7 @@ def test_large_deltas_do_not_add_up_to_many_times_the_weights_in_storage(place):
 
 
 def test_steps_that_follow_faster_than_the_maker_are_skipped(place, follower):
-    state = weights(5_000_000)
+    state = weights(3_000_000)
     numbers = []
     with nm.Publisher(state, place.storage) as publisher:
         for step in range(1, 31):
