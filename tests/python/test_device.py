@@ -507,6 +507,7 @@ def test_a_forked_worker_neither_waits_nor_gives_back_what_is_the_parents(nm, fa
     assert checkpoint.load("m.pt")["p"].eq(1).all()
 
 
+@pytest.mark.nightly("test_with_overlap_save_and_commit_return_at_once_and_the_next_step_waits_on_the_device")
 def test_a_compiled_step_waits_too(nm, fake):
     """The step is compiled before the first save registers for steps, or after it."""
     state = on(fake, LARGE)

@@ -548,6 +548,7 @@ def test_a_directory_of_torchs_own_writer_is_exported_and_a_missing_file_is_refu
     assert not (tmp_path / "out2").exists()
 
 
+@pytest.mark.nightly("test_the_command_exports", "test_tensor_parallel_ranks_are_put_together_by_the_mapping")
 def test_the_command_takes_mappings_and_names_from_files(tmp_path):
     whole = ranks_of(tmp_path / "ranks")
     for name in ("rank0.pt", "rank1.pt"):

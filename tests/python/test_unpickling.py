@@ -291,6 +291,7 @@ def test_no_pickle_changes_a_function_that_it_may_call():
         rebuild.__setstate__((None, {"_function": exec}))
 
 
+@pytest.mark.nightly("test_usual_files_are_those_of_torch_load_without_its_reader")
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_a_load_in_what_is_compiled_works(saved, weights_only):
     checkpoint = saved(torch.nn.Parameter(torch.ones(2)))
