@@ -677,8 +677,7 @@ def test_a_rank_that_cannot_look_ends_the_question_of_all_with_its_reason(place,
 # fault (Deaths): A launcher starts a job again under the name of the run before (a fixed port, `--rdzv-id`, NEBULA_RUN). One rank of that run had saved its
 # part of a version, and its node's memory still has it.
 # result: The version of the new start has the parts of the new start alone, and becomes durable.
-# late: the process group begins after init()
-@pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly("test_a_version_that_an_earlier_start_has_left_half_saved_is_not_completed_by_the_next_one")), "late"])
+@pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly("test_a_version_that_an_earlier_start_has_left_half_saved_is_not_completed_by_the_next_one")), "late"])  # late: it begins after init()
 @pytest.mark.parametrize("saved", [pytest.param(0, marks=pytest.mark.nightly("test_a_version_that_an_earlier_start_has_left_half_saved_is_not_completed_by_the_next_one")), 1])
 def test_a_version_that_an_earlier_start_has_left_half_saved_is_not_completed_by_the_next_one(place, group, saved, monkeypatch):
     monkeypatch.setenv("MARK", " of the first")
