@@ -453,7 +453,7 @@ def test_shared_memory_is_copied_at_once(nm):
     assert row("shared memory")["faults"] == 0
 
 
-@pytest.mark.parametrize("memory", ["named", "memfd"])
+@pytest.mark.parametrize("memory", ["named", pytest.param("memfd", marks=pytest.mark.nightly("test_an_agent_killed_during_a_copy_loses_nothing"))])
 def test_an_agent_killed_during_a_copy_loses_nothing(nm, place, monkeypatch, memory):
     if memory == "memfd":  # its images end with it: the file is copied from the trainer's mapping
         nebulaml._shutdown()

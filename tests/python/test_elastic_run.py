@@ -336,7 +336,7 @@ def test_a_node_that_is_not_well_does_not_join(tmp_path, place):
 
 
 # fault: as test_a_node_that_is_not_well_does_not_join
-@pytest.mark.parametrize("health", ["default", "off"])
+@pytest.mark.parametrize("health", ["default", pytest.param("off", marks=pytest.mark.nightly("test_without_a_command_a_node_joins_if_memory_disk_and_devices_are_well"))])
 def test_without_a_command_a_node_joins_if_memory_disk_and_devices_are_well(tmp_path, place, health):
     (tmp_path / "worker.py").write_text("open(f'{__file__}.ran', 'w')")
     (tmp_path / "torchrun").mkdir()

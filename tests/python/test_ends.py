@@ -193,7 +193,7 @@ def test_a_committed_version_survives_an_end_right_after_the_commit(place, end):
 
 
 # fault: as test_a_committed_version_survives_an_end_right_after_the_commit
-@pytest.mark.parametrize("number", ["SIGHUP", "SIGTERM", "SIGUSR1", "SIGFPE"])
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGFPE", *(pytest.param(one, marks=pytest.mark.nightly("test_a_committed_version_survives_a_signal_from_outside")) for one in ("SIGHUP", "SIGUSR1"))])
 def test_a_committed_version_survives_a_signal_from_outside(place, number):
     """A fork of this process sends the signal, so that no call of the program is waiting."""
     code = f"""

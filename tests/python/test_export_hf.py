@@ -18,7 +18,7 @@ from nebulaml.export import directory, export_hf, size_of
 
 safetensors = pytest.importorskip("safetensors.torch")
 
-NIGHTLY = bool(os.environ.get("NEBULA_TEST_NIGHTLY"))  # kills at each step, not at each eleventh of one of the two kinds
+NIGHTLY = bool(os.environ.get("NEBULA_TEST_NIGHTLY"))  # kills at each step, not at each sixteenth of one of the two kinds
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
@@ -180,7 +180,7 @@ def test_a_kill_at_any_step_leaves_no_directory_or_a_whole_one(place, tmp_path, 
     old = {"old": torch.ones(3)}
     (tmp_path / "parent").mkdir()
     out = tmp_path / "parent" / "out"
-    for at in range(1, 100) if NIGHTLY else range(1, 100, 11):
+    for at in range(1, 100) if NIGHTLY else range(1, 100, 16):
         if how == "replace" and not out.exists():
             torch.save(old, tmp_path / "old.pt")
             export_hf(str(tmp_path / "old.pt"), out, config={"new": False})

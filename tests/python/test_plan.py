@@ -132,6 +132,7 @@ def test_no_other_interval_is_much_better(costs):
                 assert interval.goodput(costs, other_memory, other_storage) <= best + 0.006
 
 
+@pytest.mark.nightly("test_goodput_of_two_tiers_is_the_simulators")
 def test_the_simulator_too_finds_the_interval_best():
     costs = interval.Costs(2 * HOUR, 0.6, 5.0, 5.0, 10.0, 60.0, 60.0, 300.0)
     memory_s, storage_s = interval.intervals(costs)

@@ -375,7 +375,7 @@ def mapped_files():
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if "nebula-test-" in line]
 
 
-@pytest.mark.parametrize("weights_only", [False, True])
+@pytest.mark.parametrize("weights_only", [pytest.param(False, marks=pytest.mark.nightly("test_a_counter_that_outlives_the_rest_does_not_keep_the_file")), True])
 def test_a_counter_that_outlives_the_rest_does_not_keep_the_file(saved, weights_only):
     checkpoint = saved({"big": torch.ones(1 << 20), "state": {0: {"step": torch.tensor(3.0)}}})
     gc.collect()
