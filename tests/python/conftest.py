@@ -97,13 +97,16 @@ class Place:
             trainer.stdout.close()
         self.kill_agent()
 
-    def trainer(self, code: str, *arguments: object, stdin: bool = False, prefix: Sequence[str] = ()) -> subprocess.Popen[str] | fork_server.Trainer:
-        """A trainer process that runs this code; `say(...)` in it is a line that the test can read. With a prefix, it is an interpreter of its own."""
+    def trainer(self, code: str, *arguments: object, stdin: bool = False, prefix: Sequence[str] = (), modules: tuple[str, ...] = ("torch",)) -> subprocess.Popen[str] | fork_server.Trainer:
+        """A trainer process that runs this code; `say(...)` in it is a line that the test can read. With a prefix, it is an interpreter of its own.
+
+        modules: what its server has imported.
+        """
         text = IMPORTS + "import os, signal, sys, time\n"
         text += "def say(*words): os.write(1, (' '.join(map(str, words)) + chr(10)).encode())\n"  # whole lines only
         text += textwrap.dedent(code)
         if not prefix:
-            return fork_server.start(text, *arguments, cwd=self.root, stdin=subprocess.PIPE if stdin else None)
+            return fork_server.start(text, *arguments, cwd=self.root, stdin=subprocess.PIPE if stdin else None, modules=modules)
         command = [*prefix, sys.executable, "-W", "ignore", "-c", text, *map(str, arguments)]
         source = subprocess.PIPE if stdin else subprocess.DEVNULL
         return subprocess.Popen(command, stdin=source, stdout=subprocess.PIPE, text=True, cwd=self.root)

@@ -370,6 +370,7 @@ class Ranks:
 
 # fault (The machine and other users): A program writes into the documents by which the ranks of several nodes agree on a version.
 # result: They count as not written yet: each rank writes its own over them.
+@pytest.mark.nightly("test_an_earlier_start_of_the_same_name_answers_for_no_rank")
 def test_ranks_agree_though_others_have_written_into_their_documents(place, monkeypatch):
     first = Ranks(place, "none", "one", monkeypatch)
     for step in (1, 2):
@@ -397,6 +398,7 @@ def test_ranks_agree_though_others_have_written_into_their_documents(place, monk
 
 # fault (Storage): One rank of several nodes cannot find the checkpoint that `torch.distributed.checkpoint` is to load.
 # result: All ranks raise torch's `CheckpointException`, which names that rank and the checkpoint. None waits for it.
+@pytest.mark.nightly("test_a_rank_that_cannot_look_ends_the_question_of_all_with_its_reason")
 def test_a_rank_that_finds_no_checkpoint_keeps_no_other_rank_of_dcp_waiting(place, monkeypatch, tmp_path):
     import torch.distributed.checkpoint as dcp
     from nebulaml.dcp import NebulaStorageWriter
@@ -675,8 +677,8 @@ def test_a_rank_that_cannot_look_ends_the_question_of_all_with_its_reason(place,
 # fault (Deaths): A launcher starts a job again under the name of the run before (a fixed port, `--rdzv-id`, NEBULA_RUN). One rank of that run had saved its
 # part of a version, and its node's memory still has it.
 # result: The version of the new start has the parts of the new start alone, and becomes durable.
-@pytest.mark.parametrize("group", ["none", "late"])  # late: the process group begins after init()
-@pytest.mark.parametrize("saved", [0, 1])
+@pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly("test_a_version_that_an_earlier_start_has_left_half_saved_is_not_completed_by_the_next_one")), "late"])  # late: it begins after init()
+@pytest.mark.parametrize("saved", [pytest.param(0, marks=pytest.mark.nightly("test_a_version_that_an_earlier_start_has_left_half_saved_is_not_completed_by_the_next_one")), 1])
 def test_a_version_that_an_earlier_start_has_left_half_saved_is_not_completed_by_the_next_one(place, group, saved, monkeypatch):
     monkeypatch.setenv("MARK", " of the first")
     first = Ranks(place, group, "same", monkeypatch)

@@ -20,7 +20,7 @@ from test_cow import possible
 pytestmark = pytest.mark.skipif(not possible(), reason="no userfaultfd here")
 
 KILLS = 40 if os.environ.get("NEBULA_TEST_NIGHTLY") else 1
-COUNT = 40 << 20  # floats of one file: 160 MiB
+COUNT = (40 if os.environ.get("NEBULA_TEST_NIGHTLY") else 16) << 20  # floats of one file: 160 MiB, or 64 MiB
 
 # Every element of a file is the step it was saved at, and changes right after the save.
 TRAIN = """

@@ -154,6 +154,7 @@ BIG = 256 * MIB
 
 # fault (Deaths): The agent is killed while a trainer copies.
 # result: The trainer starts a new agent and saves again. Nothing is lost.
+@pytest.mark.nightly("python/test_cow.py::test_an_agent_killed_during_a_copy_loses_nothing", "python/test_kills.py::test_an_agent_killed_at_any_moment_does_not_stop_the_trainer")
 def test_an_agent_killed_while_a_trainer_copies_costs_nothing(place):
     process = place.trainer(BIG_SAVE, place.storage)
     assert process.stdout.readline() == "ready\n"
@@ -214,6 +215,7 @@ def test_a_trainer_killed_while_it_copies_leaves_the_version_before(place, monke
 
 # fault (Deaths): The trainer is killed while the agent persists.
 # result: The agent finishes.
+@pytest.mark.nightly("python/test_kills.py::test_the_agent_makes_the_newest_durable_after_the_trainer_was_killed")
 def test_a_trainer_killed_while_the_agent_persists_has_its_version_made_durable(place, monkeypatch):
     monkeypatch.setenv("NEBULA_STORE_MBPS", "40")  # six seconds in which to kill it
     process = place.trainer(BIG_SAVE, place.storage)

@@ -129,7 +129,7 @@ def test_a_file_larger_than_all_memory_is_streamed(slow):
     assert torch.equal(torch.load(slow.storage / "global_step1" / "m.pt"), torch.arange(2 * SIZE // 4))
 
 
-@pytest.mark.parametrize("where", ["below a file", "/dev/shm"])
+@pytest.mark.parametrize("where", ["below a file", pytest.param("/dev/shm", marks=pytest.mark.nightly("test_stream_without_a_usable_local_disk_waits_as_wait_does"))])
 def test_stream_without_a_usable_local_disk_waits_as_wait_does(slow, monkeypatch, where):
     (slow.root / "file").write_text("x")
     monkeypatch.setenv("NEBULA_SPILL_DIR", where if where.startswith("/") else str(slow.root / "file" / "below"))
@@ -310,6 +310,7 @@ def cgroup():
     pytest.skip("no memory cgroup can be made here")
 
 
+@pytest.mark.nightly("test_a_trainer_that_grows_to_its_cgroups_limit_gets_the_memory_of_durable_versions")
 def test_a_budget_beyond_the_cgroups_limit_is_cut_to_what_it_leaves_and_nothing_is_killed(place, monkeypatch, cgroup):
     """Fourteen versions of 48 MiB are more than the limit, although the settings would keep them all."""
     monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "8G")
@@ -376,7 +377,7 @@ def test_a_trainer_that_grows_to_its_cgroups_limit_gets_the_memory_of_durable_ve
     trainer.stdout.close()
 
 
-@pytest.mark.parametrize(("versions", "bound"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(("versions", "bound"), [pytest.param(1, 1, marks=pytest.mark.nightly("test_memory_has_as_many_versions_as_retention_says_once_they_are_durable")), (2, 2)])
 def test_memory_has_as_many_versions_as_retention_says_once_they_are_durable(place, versions, bound):
     nebulaml.init(str(place.storage), 0, versions, on_error="raise")
     for step in (1, 2, 3, 4):

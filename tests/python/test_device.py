@@ -389,7 +389,7 @@ def test_a_failed_copy_fails_an_overlapped_version_and_nothing_else(nm, fake, ca
     assert later.load("m.pt")["p"].eq(0).all()
 
 
-@pytest.mark.parametrize(("how", "overlap"), [("copy_fails", False), ("queue_fails", False), ("queue_fails", True)])
+@pytest.mark.parametrize(("how", "overlap"), [("copy_fails", False), pytest.param("queue_fails", False, marks=pytest.mark.nightly("test_a_save_that_a_device_refuses_fails_and_the_next_one_does_not")), ("queue_fails", True)])
 def test_a_save_that_a_device_refuses_fails_and_the_next_one_does_not(nm, fake, how, overlap):
     nm.init(on_error="warn")
     state = {"a": on(fake, LARGE), "b": on(fake, LARGE, value=2.0)}
@@ -507,6 +507,7 @@ def test_a_forked_worker_neither_waits_nor_gives_back_what_is_the_parents(nm, fa
     assert checkpoint.load("m.pt")["p"].eq(1).all()
 
 
+@pytest.mark.nightly("test_with_overlap_save_and_commit_return_at_once_and_the_next_step_waits_on_the_device")
 def test_a_compiled_step_waits_too(nm, fake):
     """The step is compiled before the first save registers for steps, or after it."""
     state = on(fake, LARGE)

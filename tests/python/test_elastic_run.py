@@ -193,6 +193,7 @@ sys.exit(9)  # step 3 never succeeds
 
 # fault (Elastic jobs): A job fails again and again at the same step.
 # result: It ends with the reason after 3 restarts without a new committed step.
+@pytest.mark.nightly("test_failures_count_only_without_a_new_step_and_only_in_jobs_that_use_nebula", "test_a_checkpoint_whose_load_is_followed_by_failures_is_passed_over_for_the_one_before")
 def test_a_job_that_fails_again_and_again_without_a_new_step_ends_with_the_reason(tmp_path, place):
     (tmp_path / "worker.py").write_text(STALLS)
     command = ["--standalone", "--nproc_per_node=1", "--max_restarts=50", *COLD]
@@ -253,6 +254,7 @@ sys.exit(0 if latest and latest.step == 3 and content == b"good" else 9)
 
 # fault (Elastic jobs): A job passes a checkpoint over, saves its tag again, and fails once more before a later step is committed.
 # result: It loads the tag's new version, not the one before again.
+@pytest.mark.nightly("test_a_checkpoint_whose_load_is_followed_by_failures_is_passed_over_for_the_one_before")
 def test_a_tag_that_was_passed_over_is_loaded_again_once_it_has_another_version(tmp_path, place):
     (tmp_path / "worker.py").write_text(REWRITTEN)
     command = ["--standalone", "--nproc_per_node=1", "--max_restarts=50", "--on-poison=older", *COLD]
@@ -334,7 +336,7 @@ def test_a_node_that_is_not_well_does_not_join(tmp_path, place):
 
 
 # fault: as test_a_node_that_is_not_well_does_not_join
-@pytest.mark.parametrize("health", ["default", "off"])
+@pytest.mark.parametrize("health", ["default", pytest.param("off", marks=pytest.mark.nightly("test_without_a_command_a_node_joins_if_memory_disk_and_devices_are_well"))])
 def test_without_a_command_a_node_joins_if_memory_disk_and_devices_are_well(tmp_path, place, health):
     (tmp_path / "worker.py").write_text("open(f'{__file__}.ran', 'w')")
     (tmp_path / "torchrun").mkdir()

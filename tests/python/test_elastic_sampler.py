@@ -66,7 +66,7 @@ def test_seeds_and_epochs_have_orders_of_their_own_and_no_order_is_plain():
     assert steps(50, 2, global_batch=7, shuffle=False) == [list(range(first, min(first + 7, 50))) for first in range(0, 50, 7)]
 
 
-@pytest.mark.parametrize("n", [3, 10, 37])
+@pytest.mark.parametrize("n", [10, *(pytest.param(n, marks=pytest.mark.nightly("test_every_sample_comes_at_every_place_equally_often")) for n in (3, 37))])
 def test_every_sample_comes_at_every_place_equally_often(n):
     """Chi-squared over 1000 epochs, and over the pairs of neighbours: 5 standard deviations from the mean at most."""
     rounds, places, pairs = 1000, collections.Counter(), collections.Counter()

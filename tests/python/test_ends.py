@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import fork_server
 import nebulaml
 import pytest
 
-FLOATS = 16 << 20  # 64 MiB in each of two files: some 10 ms of copying after the commit
+FLOATS = (16 if os.environ.get("NEBULA_TEST_NIGHTLY") else 4) << 20  # 16 MiB in each of two files: milliseconds of copying after the commit
 
 HEAD = f"""
 import gc
@@ -122,7 +123,7 @@ def test_all_saves_of_workers_of_a_pool_and_of_a_data_loader_are_kept(place):
 nm.init(PATH, 3600, 20)
 def keep(tag):
     checkpoint = nm.Checkpoint(tag)
-    for part in range(3): assert checkpoint.save(f"{part}.pt", torch.full((4 << 20,), float(part)))
+    for part in range(3): assert checkpoint.save(f"{part}.pt", torch.full((1 << 20,), float(part)))
     return checkpoint.commit()
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 4
@@ -172,19 +173,27 @@ die(signal.SIGTERM)""", -signal.SIGTERM),
     "kill of C, twice": ("commit(1); ctypes.CDLL(None).kill(os.getpid(), 15); ctypes.CDLL(None).kill(os.getpid(), 15); time.sleep(60)", -signal.SIGTERM),
 }  # fmt: skip
 
+DAILY = ("os._exit", "os.execv", "exit of C", "sys.exit", "Ctrl-C", "os.abort", "a crash", "a handler that commits and goes on to the default", "kill of C, twice")
+
 
 # fault (Deaths): The trainer ends right after its commit, while copies still run: a normal end, `os._exit`,
 # `os.exec...`, a signal that it does not handle, `abort`, a crash.
 # result: The end waits for the copies, 300 s at most, 30 s after a signal. The version can be loaded. Exceptions:
 # SIGKILL, and C code that calls `_exit` or `exec` itself.
-@pytest.mark.parametrize("end", list(AT_ONCE))
+@pytest.mark.parametrize(
+    "end",
+    [
+        end if end in DAILY else pytest.param(end, marks=pytest.mark.nightly("test_a_committed_version_survives_an_end_right_after_the_commit"))
+        for end in AT_ONCE
+    ],
+)
 def test_a_committed_version_survives_an_end_right_after_the_commit(place, end):
     ended(place, *AT_ONCE[end])
     check_newest(place)
 
 
 # fault: as test_a_committed_version_survives_an_end_right_after_the_commit
-@pytest.mark.parametrize("number", ["SIGHUP", "SIGTERM", "SIGUSR1", "SIGFPE"])
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGFPE", *(pytest.param(one, marks=pytest.mark.nightly("test_a_committed_version_survives_a_signal_from_outside")) for one in ("SIGHUP", "SIGUSR1"))])
 def test_a_committed_version_survives_a_signal_from_outside(place, number):
     """A fork of this process sends the signal, so that no call of the program is waiting."""
     code = f"""
@@ -255,6 +264,23 @@ LATE = {
 # fault (Deaths): A save runs while the interpreter ends: `atexit`, `weakref.finalize`, a thread, `__del__` of a
 # global.
 # result: Its file is there.
+@pytest.mark.parametrize("is_global", [False, True])
+def test_saves_of_each_kind_while_the_interpreter_ends_are_kept(place, is_global):
+    """In two processes: what the first kinds leave would keep the globals of the others until `commit` is gone."""
+    code, kinds = "", [kind for kind, (_, is_early) in LATE.items() if not is_early and ("global" in kind) == is_global]
+    for step, kind in enumerate(kinds, 1):
+        one = LATE[kind][0].replace("commit(0, 10)\n", "").replace("commit, 1", f"commit, {step}").replace("commit(1)", f"commit({step})")
+        code += one.replace("Thing", f"Thing{step}").replace("thing", f"thing{step}") + "\n"
+    ended(place, ("commit(0, 10)\n" if is_global else "") + code)
+    nebulaml.init(str(place.storage), 3600, 2)
+    for step, kind in enumerate(kinds, 1):
+        found = nebulaml.get_checkpoint(f"global_step{step}")
+        assert found is not None and sorted(found.files) == ["0.pt", "1.pt"], kind
+        assert all((found.load(name) == step).all() for name in found.files), kind
+
+
+# fault: as test_saves_of_each_kind_while_the_interpreter_ends_are_kept
+@pytest.mark.nightly("test_saves_of_each_kind_while_the_interpreter_ends_are_kept")
 @pytest.mark.parametrize("end", list(LATE))
 def test_a_save_while_the_interpreter_ends_is_kept(place, end):
     code, when = LATE[end]
@@ -269,7 +295,7 @@ sys.exit(subprocess.call([sys.executable, "-W", "ignore", "-c", "import atexit, 
     check_newest(place)
 
 
-# fault: as test_a_save_while_the_interpreter_ends_is_kept
+# fault: as test_saves_of_each_kind_while_the_interpreter_ends_are_kept
 def test_a_daemon_thread_that_saves_until_the_end_loses_nothing_that_it_was_told_is_committed(place):
     code = """
 begun = threading.Event()

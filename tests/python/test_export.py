@@ -29,6 +29,7 @@ def header(path):
         return file.metadata()
 
 
+@pytest.mark.nightly("test_the_file_appears_although_the_trainer_is_killed", "python/test_export_hf.py::test_a_directory_has_the_names_of_the_model_and_each_tied_tensor_once")
 def test_the_file_is_what_save_model_writes_and_load_model_reads(nm, tmp_path):
     model = Tied()
     with nm.Checkpoint("global_step1") as checkpoint:

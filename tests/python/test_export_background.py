@@ -35,6 +35,7 @@ def processes_of(trainer: int) -> list[int]:
     return [process for process, parent in found.items() if parent not in found]
 
 
+@pytest.mark.nightly("test_the_last_version_is_exported_although_the_trainer_has_ended", "test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on")
 def test_a_manager_exports_its_durable_versions_and_the_last_one_always(nm, place, tmp_path):
     export = nm.HFExport(str(tmp_path / "out" / "step{step}"), every=2, dtype="bf16", config={"model_type": "mine"}, key=None)
     events = []
@@ -54,6 +55,7 @@ def test_a_manager_exports_its_durable_versions_and_the_last_one_always(nm, plac
     assert [event.step for event in exported] == [2, 6] and exported[0].text == str(tmp_path / "out" / "step2")
 
 
+@pytest.mark.nightly("test_the_last_version_is_exported_although_the_trainer_has_ended")
 def test_a_job_exports_no_version_of_another_job_of_its_path(nm, place, tmp_path):
     with nm.Manager(place.storage, job="mine", export=nm.HFExport(str(tmp_path / "out" / "{step}"))) as manager:
         manager.save(1, {"model": {"w": torch.ones(5)}}, force=True)

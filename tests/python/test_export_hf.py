@@ -18,6 +18,8 @@ from nebulaml.export import directory, export_hf, size_of
 
 safetensors = pytest.importorskip("safetensors.torch")
 
+NIGHTLY = bool(os.environ.get("NEBULA_TEST_NIGHTLY"))  # kills at each step, not at each sixteenth of one of the two kinds
+
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
     """Returns what a reader of Hugging Face finds, by the index if there is one."""
@@ -101,16 +103,20 @@ def test_a_cast_rounds_to_nearest_even_once(kind):
     assert torch.equal(cast.double(), wanted)
 
 
+LARGE = 1 << (26 if NIGHTLY else 24)  # floats of each of two tensors: 512 MiB together, or 128 MiB in slices of a quarter
+
+
 def test_a_checkpoint_in_storage_is_exported_with_memory_for_a_slice(place, tmp_path):
-    """The weights take 512 MiB. What the export adds to the process is far less."""
+    """What the export adds to the process is far less than the weights."""
     place.run(
         """
         nm.init(sys.argv[1], 0)
         with nm.Checkpoint("global_step1") as checkpoint:
-            checkpoint.save("model.pt", {"a": torch.ones(1 << 26), "b": torch.arange(1 << 26).float()})
+            checkpoint.save("model.pt", {"a": torch.ones(int(sys.argv[2])), "b": torch.arange(int(sys.argv[2])).float()})
         checkpoint.wait("durable", 120)
         """,
         place.storage,
+        LARGE,
     )
     place.lose_memory()
     output = place.run(
@@ -119,18 +125,20 @@ def test_a_checkpoint_in_storage_is_exported_with_memory_for_a_slice(place, tmp_
         from nebulaml.export import command, dcp, deepspeed, directory, naming, sources  # not part of the measure
         def peak(): return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) >> 10
         torch.set_num_threads(2)
+        directory.SLICE_BYTES = directory.SLICE_BYTES * int(sys.argv[3]) >> 26
         with nm.Reader(sys.argv[1]) as reader:
             found = reader.latest()
             before = peak()
-            done = nm.export_hf(found, sys.argv[2], dtype="bf16", max_shard_size="200MiB")
+            done = nm.export_hf(found, sys.argv[2], dtype="bf16", max_shard_size=3 * int(sys.argv[3]))
             say(peak() - before, len(done.files))
         """,
         place.storage,
         tmp_path / "out",
+        LARGE,
     )
     grown, files = map(int, output.split())
-    assert grown < 300 and files == 2
-    assert torch.equal(weights(tmp_path / "out")["b"], torch.arange(1 << 26).float().to(torch.bfloat16))
+    assert grown < (300 if NIGHTLY else 90) and files == 2
+    assert torch.equal(weights(tmp_path / "out")["b"], torch.arange(LARGE).float().to(torch.bfloat16))
 
 
 # Counts the calls that touch the file system, and dies at one of them.
@@ -164,9 +172,6 @@ DYING = """
 """
 
 
-NIGHTLY = bool(os.environ.get("NEBULA_TEST_NIGHTLY"))  # kills at each step, not at each third of one of the two kinds
-
-
 # fault: as test_an_export_that_is_killed_on_its_way_has_no_config_and_the_next_one_takes_its_place
 @pytest.mark.parametrize("how", [pytest.param("new", marks=pytest.mark.nightly), "replace"])
 def test_a_kill_at_any_step_leaves_no_directory_or_a_whole_one(place, tmp_path, how):
@@ -175,7 +180,7 @@ def test_a_kill_at_any_step_leaves_no_directory_or_a_whole_one(place, tmp_path, 
     old = {"old": torch.ones(3)}
     (tmp_path / "parent").mkdir()
     out = tmp_path / "parent" / "out"
-    for at in range(1, 100) if NIGHTLY else range(1, 100, 6):
+    for at in range(1, 100) if NIGHTLY else range(1, 100, 16):
         if how == "replace" and not out.exists():
             torch.save(old, tmp_path / "old.pt")
             export_hf(str(tmp_path / "old.pt"), out, config={"new": False})
@@ -431,8 +436,6 @@ def test_the_command_exports(restore, tmp_path):
     said = json.loads(done.stdout)
     assert said["tag"] == "global_step1" and said["files"] == [{"name": "model.safetensors"}]
     assert torch.equal(weights(tmp_path / "out")["turned"], state_of()["turned"].to(torch.bfloat16))
-    done = restore("latest", "--hf", tmp_path / "out")
-    assert (done.returncode, len(done.stderr.splitlines()), done.stdout) == (5, 1, "")
 
 
 @pytest.mark.nightly
@@ -545,6 +548,7 @@ def test_a_directory_of_torchs_own_writer_is_exported_and_a_missing_file_is_refu
     assert not (tmp_path / "out2").exists()
 
 
+@pytest.mark.nightly("test_the_command_exports", "test_tensor_parallel_ranks_are_put_together_by_the_mapping")
 def test_the_command_takes_mappings_and_names_from_files(tmp_path):
     whole = ranks_of(tmp_path / "ranks")
     for name in ("rank0.pt", "rank1.pt"):

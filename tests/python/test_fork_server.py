@@ -68,13 +68,15 @@ own, torch.of_a_test = Told(b"global "), Told(b"module ")
 libc = ctypes.CDLL(None)
 libc.__cxa_atexit(libc.printf, b"C", None)  # into the buffer of C
 atexit.register(os.write, 1, b"Python ")
-sys.exit(7)
+if int(sys.argv[1]):
+    sys.exit(7)
 """
 
 
+@pytest.mark.parametrize("status", [0, 7])
 @pytest.mark.parametrize(("end", "said"), [("", "Python global C"), ("1", "Python module global C")])
-def test_it_ends_by_its_own_functions_and_objects_and_with_a_whole_end_by_those_of_the_modules_too(monkeypatch, end, said):
+def test_it_ends_by_its_own_functions_and_objects_and_with_a_whole_end_by_those_of_the_modules_too(monkeypatch, end, said, status):
     if end:
         monkeypatch.setenv(fork_server.WHOLE_END, end)
-    trainer = fork_server.start(ENDS)
-    assert trainer.communicate(timeout=60)[0] == said and trainer.returncode == 7
+    trainer = fork_server.start(ENDS, status)
+    assert trainer.communicate(timeout=60)[0] == said and trainer.returncode == status

@@ -108,7 +108,7 @@ def test_a_version_in_memory_is_mapped_as_usual(nm, net):
 
 
 def test_each_other_use_makes_the_same_object_an_ordinary_tensor(saved):
-    weights = torch.randn(3, 700_000)
+    weights = torch.randn(3, 100_000)
     uses = {
         "add": lambda t: t + 1,
         "in place": lambda t: t.mul_(1),
@@ -132,8 +132,8 @@ def test_each_other_use_makes_the_same_object_an_ordinary_tensor(saved):
     state = checkpoint.load("s.pt", lazy=True)
     for at, (name, use) in enumerate(uses.items()):
         tensor = state[name]
-        assert type(tensor) is LazyTensor and tensor.shape == (3, 700_000) and tensor.dtype == torch.float32 and len(tensor) == 3, name
-        assert not tensor.is_meta and tensor.stride() == (700_000, 1) and type(tensor) is LazyTensor, name
+        assert type(tensor) is LazyTensor and tensor.shape == (3, 100_000) and tensor.dtype == torch.float32 and len(tensor) == 3, name
+        assert not tensor.is_meta and tensor.stride() == (100_000, 1) and type(tensor) is LazyTensor, name
         use(tensor)
         assert type(tensor) is torch.Tensor and torch.equal(tensor, weights + at) and state[name] is tensor, name
 
@@ -332,7 +332,7 @@ def test_a_forked_child_reads_by_itself(saved, net):
 
 def test_two_threads_use_one_state(saved, net):
     checkpoint = saved(net.state_dict())
-    for _ in range(5):
+    for _ in range(5 if os.environ.get("NEBULA_TEST_NIGHTLY") else 2):
         state = checkpoint.load("s.pt", lazy=True)
         others, failures = [Net(0) for _ in range(4)], []
 

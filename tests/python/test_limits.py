@@ -78,6 +78,7 @@ def test_without_named_images_a_version_of_too_many_files_fails_alone_and_says_w
 
 
 # fault: as test_with_1024_open_files_versions_of_many_files_become_durable_and_load
+@pytest.mark.nightly("test_with_1024_open_files_versions_of_many_files_become_durable_and_load")
 def test_loaded_tensors_of_many_files_hold_no_open_files(place, few_descriptors):
     nebulaml.init(str(place.storage), 0, 2, on_error="raise")
     with nebulaml.Checkpoint("global_step1") as checkpoint:

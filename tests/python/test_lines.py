@@ -106,7 +106,7 @@ def test_a_run_that_saves_an_older_step_than_it_found_has_gone_back_though_nebul
 # fault (Storage): A run counts its steps anew (a warm start), or saves a smaller step than before, with `keep_last`.
 # result: It begins a new line. Its versions are the newest, and stay. `keep_last` removes those that it had found
 # first.
-@pytest.mark.parametrize("reads", ["", "say(newest()); load(2000); "], ids=["without a restore", "after a restore of the newest"])
+@pytest.mark.parametrize("reads", [pytest.param("", id="without a restore", marks=pytest.mark.nightly("test_a_run_that_counts_its_steps_anew_keeps_what_it_saves_and_is_resumed")), pytest.param("say(newest()); load(2000); ", id="after a restore of the newest")])
 def test_a_run_that_counts_its_steps_anew_keeps_what_it_saves_and_is_resumed(job, place, reads):
     job.settings = {"keep_last": 2}
     job.run("save(1000, 2000)")
@@ -172,7 +172,7 @@ def test_the_abandoned_stay_until_as_many_were_saved_as_are_kept(job):
 # fault (Storage): A program reads an old step, or steps of one run become complete in another order, or files are
 # added to an older step.
 # result: No version is abandoned.
-@pytest.mark.parametrize("how", ["compares", "commits in another order", "is another job", "writes a torn step again", "saves other tags"])
+@pytest.mark.parametrize("how", ["compares", "commits in another order", *(pytest.param(how, marks=pytest.mark.nightly("test_nothing_is_abandoned_by_a_run_that")) for how in ("is another job", "writes a torn step again", "saves other tags"))])
 def test_nothing_is_abandoned_by_a_run_that(job, how):
     job.run("save(100, 200, 300)")
     newest = "300"

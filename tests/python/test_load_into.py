@@ -11,6 +11,7 @@ import torch
 from nebulaml import _nebula
 from nebulaml._session import engine
 from same import assert_same
+from test_weights_shards import IMPORTED
 from waiting import until
 
 
@@ -218,7 +219,7 @@ def test_dtensors_get_this_ranks_shard_in_place_and_no_other_ranks(place, monkey
     for rank in "01":
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("LOCAL_RANK", rank)
-        ranks.append(place.trainer(SHARDED, place.storage))
+        ranks.append(place.trainer(SHARDED, place.storage, modules=IMPORTED))
     assert [rank.communicate(timeout=120)[0] for rank in ranks] == ["all\n"] * 2
 
 

@@ -744,7 +744,7 @@ def forget_memory(place):
     place.lose_memory()
 
 
-@pytest.mark.parametrize("odd", [0, Path("/x")], ids=["plain", "with an odd object"])
+@pytest.mark.parametrize("odd", [pytest.param(0, id="plain", marks=pytest.mark.nightly("test_extra_comes_back_as_it_was_in_memory_of_its_own")), pytest.param(Path("/x"), id="with an odd object")])
 @pytest.mark.parametrize("way", ["from memory", "from storage"])
 def test_extra_comes_back_as_it_was_in_memory_of_its_own(place, odd, way):
     """References to one object, memory that tensors share, cycles, parameters: all as torch.load restores them."""
@@ -1119,7 +1119,16 @@ def test_after_a_restore_of_an_earlier_step_no_rank_takes_the_answer_that_a_step
     assert outputs == [["True False False"]] * 2
 
 
-@pytest.mark.parametrize("how", ["\"metrics\": {\"loss\": \"x\"}", "\"metadata\": {\"x\": b\"y\"}", "\"items\": {\"a.b\": 1}", "\"items\": {}"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "\"metrics\": {\"loss\": \"x\"}",
+        *(
+            pytest.param(how, marks=pytest.mark.nightly("test_a_rank_whose_arguments_are_refused_is_news_for_every_rank_too"))
+            for how in ("\"metadata\": {\"x\": b\"y\"}", "\"items\": {\"a.b\": 1}", "\"items\": {}")
+        ),
+    ],
+)
 def test_a_rank_whose_arguments_are_refused_is_news_for_every_rank_too(place, monkeypatch, how):
     outputs = run_ranks(
         place, monkeypatch, f"""

@@ -71,7 +71,7 @@ def torch_file(obj):
     return file
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300 if os.environ.get("NEBULA_TEST_NIGHTLY") else 50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STRUCTURES)
 def test_pickle_and_storages_are_those_of_torch_save(obj):
     taken = pickling.capture(obj)

@@ -247,7 +247,7 @@ def assert_equal_leaves(first: list[Any], second: list[Any]) -> None:
             assert_same(one, other)
 
 
-@settings(max_examples=500 if os.environ.get("NEBULA_TEST_NIGHTLY") else 200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=500 if os.environ.get("NEBULA_TEST_NIGHTLY") else 80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(graphs())
 def test_any_graph_loads_as_from_torch_save(obj):
     taken = pickling.capture(obj)

@@ -113,7 +113,7 @@ costs_strategy = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None, phases=WITHOUT_SHRINKING)
+@settings(max_examples=40 if os.environ.get("NEBULA_TEST_NIGHTLY") else 10, deadline=None, phases=WITHOUT_SHRINKING)
 @given(costs_strategy)
 def test_goodput_of_two_tiers_is_the_simulators(costs):
     memory_s, storage_s = interval.intervals(costs)
@@ -132,6 +132,7 @@ def test_no_other_interval_is_much_better(costs):
                 assert interval.goodput(costs, other_memory, other_storage) <= best + 0.006
 
 
+@pytest.mark.nightly("test_goodput_of_two_tiers_is_the_simulators")
 def test_the_simulator_too_finds_the_interval_best():
     costs = interval.Costs(2 * HOUR, 0.6, 5.0, 5.0, 10.0, 60.0, 60.0, 300.0)
     memory_s, storage_s = interval.intervals(costs)
@@ -301,36 +302,37 @@ def test_any_job_has_a_plan_of_finite_numbers(parameters, nodes, gpus, mtbf, rat
     assert (document["fits"] is False) == bool(document["short"]) and all(one["short_by"] > 0 for one in document["short"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        ([], "--params N, or --config"),
-        (["--params", "lots"], "number of parameters"),
-        (["--params", "0"], "number of parameters"),
-        (["--params", "7B", "--nodes", "0"], "whole number"),
-        (["--params", "7B", "--gpu-memory", "eighty"], "--gpu-memory"),
-        (["--params", "7B", "--copy", "0"], "--copy '0' is too small: give bytes per second, 1 or more"),
-        (["--params", "-7B"], "--params '-7B' is negative: give a number of parameters from 1 to 1000T"),
-        (["--params", "--json"], "--params: expected one argument"),
-        (["--params", "7B", "--survives", "1.5"], "from 0 to 1"),
-        (["--params", "7B", "--mtbf", "-1"], "mtbf"),
-        (["--params", "7B", "--replicas", "1"], "no peer"),
-        (["--params", "7B", "--nodes", "2", "--replicas", "2"], "has room for 1"),
-        (["--params", "7B", "--survives", "0.9", "--survives-with-replica", "0.1"], "less than --survives 0.9"),
-        (["--params", "7B", "--largest-layer", "8B"], "whole model has 7B"),
-        (["--config", "config.json", "--largest-layer", "8B"], "belongs to --params"),
-        (["--params", "7B", "--measure", "--limits", "limits.json"], "give one of them"),
-        (["--params", ""], "number of parameters"),
-        (["--config", "/nowhere/\x1b[31m\u202e\n"], "\\x1b[31m\\u202e"),
-        (["--params", "7B", "--failures", "luck"], "luck"),
-        (["--params", "7B", "--config", "config.json"], "--params N, or --config"),
-        (["--config", "/nowhere/config.json"], "does not exist"),
-        (["--params", "7B", "--limits", "/nowhere"], "does not exist"),
-        (["--params", "7B", "--goodput", "/nowhere"], "does not exist"),
-        (["--params", "7B", "--shiny"], "--shiny"),
-        (["--params", "--"], "unrecognized arguments: --"),
-    ],
-)
+INVALID = [
+    ([], "--params N, or --config"),
+    (["--params", "lots"], "number of parameters"),
+    (["--params", "0"], "number of parameters"),
+    (["--params", "7B", "--nodes", "0"], "whole number"),
+    (["--params", "7B", "--gpu-memory", "eighty"], "--gpu-memory"),
+    (["--params", "7B", "--copy", "0"], "--copy '0' is too small: give bytes per second, 1 or more"),
+    (["--params", "-7B"], "--params '-7B' is negative: give a number of parameters from 1 to 1000T"),
+    (["--params", "--json"], "--params: expected one argument"),
+    (["--params", "7B", "--survives", "1.5"], "from 0 to 1"),
+    (["--params", "7B", "--mtbf", "-1"], "mtbf"),
+    (["--params", "7B", "--replicas", "1"], "no peer"),
+    (["--params", "7B", "--nodes", "2", "--replicas", "2"], "has room for 1"),
+    (["--params", "7B", "--survives", "0.9", "--survives-with-replica", "0.1"], "less than --survives 0.9"),
+    (["--params", "7B", "--largest-layer", "8B"], "whole model has 7B"),
+    (["--config", "config.json", "--largest-layer", "8B"], "belongs to --params"),
+    (["--params", "7B", "--measure", "--limits", "limits.json"], "give one of them"),
+    (["--params", ""], "number of parameters"),
+    (["--config", "/nowhere/\x1b[31m\u202e\n"], "\\x1b[31m\\u202e"),
+    (["--params", "7B", "--failures", "luck"], "luck"),
+    (["--params", "7B", "--config", "config.json"], "--params N, or --config"),
+    (["--config", "/nowhere/config.json"], "does not exist"),
+    (["--params", "7B", "--limits", "/nowhere"], "does not exist"),
+    (["--params", "7B", "--goodput", "/nowhere"], "does not exist"),
+    (["--params", "7B", "--shiny"], "--shiny"),
+    (["--params", "--"], "unrecognized arguments: --"),
+]
+DAILY = 5  # of them in `make test`
+
+
+@pytest.mark.parametrize(("arguments", "why"), [*INVALID[:DAILY], *(pytest.param(*one, marks=pytest.mark.nightly("test_an_invalid_command_line_is_refused_with_one_sentence")) for one in INVALID[DAILY:])])
 def test_an_invalid_command_line_is_refused_with_one_sentence(arguments, why):
     result = subprocess.run([sys.executable, "-m", "nebulaml", "plan", *arguments], capture_output=True, text=True)
     assert result.returncode == (3 if "does not exist" in result.stderr else 2), result.stderr

@@ -311,7 +311,7 @@ def test_a_node_that_counts_as_lost_stays_lost_after_storage_was_gone(cells):
     assert parts(backend.get_state()[0])["last_heartbeats"][two] == LOST
 
 
-@pytest.mark.parametrize(("given", "is_warned"), [({}, True), ({"last_call_timeout": "5"}, False)])
+@pytest.mark.parametrize(("given", "is_warned"), [({}, True), pytest.param({"last_call_timeout": "5"}, False, marks=pytest.mark.nightly("test_the_handler_sets_what_torch_needs_and_suggests_a_last_call"))])
 def test_the_handler_sets_what_torch_needs_and_suggests_a_last_call(place, monkeypatch, caplog, given, is_warned):
     monkeypatch.delenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", raising=False)
     handler = handlers.create_store(RendezvousParameters("nebula-store", str(place.storage), "job", 1, 4, **given))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 
+import fork_server
 import nebulaml as nm
 import pytest
 import torch
@@ -43,7 +42,7 @@ def test_a_handle_finds_its_version_again_under_its_new_number(place, monkeypatc
     assert found.tag == "global_step1"
     elsewhere = place.root / "elsewhere"
     environment = os.environ | {"NEBULA_RUNTIME_DIR": str(place.root / "other"), "NEBULA_MEMORY_DIR": str(place.root / "memory"), "NEBULA_AGENT_LINGER": "0"}
-    subprocess.run([sys.executable, "-c", OTHER, str(elsewhere)], env=environment, check=True, timeout=120)
+    assert fork_server.start(OTHER, elsewhere, env=environment).wait(120) == 0
     place.storage.unlink()
     elsewhere.rename(place.storage)
     nm.flush_persistence(timeout=60)

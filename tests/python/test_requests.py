@@ -104,6 +104,7 @@ def test_a_resume_on_a_new_node_takes_six_requests_and_one_list_at_any_number_of
     assert f'"storage_count": {count},' in nebula("status", "--path", PATH, "--json").stdout, "the agent knows them"
 
 
+@pytest.mark.nightly("test_a_resume_on_a_new_node_takes_six_requests_and_one_list_at_any_number_of_versions")
 @pytest.mark.parametrize(("count", "most"), [(1010, 10), *([(10_000, 30)] if os.environ.get("NEBULA_TEST_NIGHTLY") else [])])
 def test_a_list_of_many_versions_reads_only_the_manifest_of_the_newest(bucket, count, most):
     make_versions(PATH, count)

@@ -20,8 +20,8 @@ from nfs_client import built  # noqa: E402
 from store_servers import shared  # noqa: E402
 
 LONG = bool(os.environ.get("NEBULA_TEST_NIGHTLY"))
-SHORT_STORIES = 10_000 if LONG else 300
-RIVAL_STORIES = 5_000 if LONG else 40
+SHORT_STORIES = 10_000 if LONG else 60
+RIVAL_STORIES = 5_000 if LONG else 20
 REAL_STORIES = {"directories": 180, "nfs": 60, "s3": 60} if LONG else {"directories": 1, "nfs": 1, "s3": 1}
 STORIES = sorted((ROOT / "tests" / "campaign" / "stories").glob("*/*"))
 

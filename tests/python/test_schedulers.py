@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 
+import fork_server
 import nebulaml as nm
 import pytest
 from waiting import until
@@ -38,9 +39,13 @@ with nm.Manager(sys.argv[1], save_every_steps=5, keep_last=3) as manager:
 
 class Running:
     def __init__(self, place, command):
-        self.output = place.root / f"output{time.monotonic_ns()}"
+        """command: () is the trainer alone."""
+        self.command, self.output = command, place.root / f"output{time.monotonic_ns()}"
         with self.output.open("w") as file:
-            self.process = subprocess.Popen(command, stdout=file, stderr=file, cwd=place.root, start_new_session=True)
+            if command:
+                self.process = subprocess.Popen(command, stdout=file, stderr=file, cwd=place.root, start_new_session=True)
+            else:
+                self.process = fork_server.start(JOB, place.storage, stdout=file.fileno(), stderr=file.fileno(), cwd=place.root)
 
     def text(self):
         return self.output.read_text()
@@ -60,13 +65,13 @@ def job(place, monkeypatch):
     started = []
 
     def start(*command):
-        started.append(Running(place, command or [sys.executable, "job.py", place.storage]))
+        started.append(Running(place, command))
         return started[-1]
 
     yield start
     for one in started:
         if one.process.poll() is None:
-            os.killpg(one.process.pid, signal.SIGKILL)
+            (os.killpg if one.command else os.kill)(one.process.pid, signal.SIGKILL)
             one.process.wait()
 
 

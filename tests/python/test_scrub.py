@@ -6,9 +6,9 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import fork_server
 import nebulaml as nm
 import pytest
 import torch
@@ -187,7 +187,7 @@ def test_a_tag_that_another_run_writes_again_during_repairs_keeps_its_newest_ver
     save(place)
     save(place, "global_step0")
     nm._shutdown()
-    other = subprocess.Popen([sys.executable, "-c", ANOTHER_RUN, str(place.storage)])
+    other = fork_server.start(ANOTHER_RUN, place.storage)
     while other.poll() is None:
         for tag in ("global_step0", "global_step1"):
             try:
@@ -389,7 +389,7 @@ def save_of_two_nodes(place, monkeypatch) -> None:
     apart = {"NEBULA_RUNTIME_DIR": str(place.root / "other"), "NEBULA_MEMORY_DIR": str(place.root / "memory"), "NEBULA_AGENT_LINGER": "0"}
     place.storage.mkdir()
     monkeypatch.setenv("NEBULA_RUN_ID", "run1")
-    other = subprocess.Popen([sys.executable, "-c", OTHER_NODE, str(place.storage)], env=os.environ | nodes[1] | apart)
+    other = fork_server.start(OTHER_NODE, place.storage, env=os.environ | nodes[1] | apart)
     for name, value in nodes[0].items():
         monkeypatch.setenv(name, value)
     nm.init(str(place.storage), 0, 2)

@@ -142,7 +142,13 @@ def test_workers_go_on_making_batches_after_sigterm_to_the_whole_group(place, me
 # fault: as test_sigterm_to_the_whole_group_saves_and_the_workers_of_a_loader_live_until_then
 @pytest.mark.parametrize(
     ("number", "method"),
-    [(signal.SIGKILL, "fork"), pytest.param(signal.SIGKILL, "spawn", marks=pytest.mark.nightly), (signal.SIGTERM, "fork"), pytest.param(signal.SIGTERM, "spawn", marks=pytest.mark.nightly)],
+    [
+        (signal.SIGKILL, "fork"),
+        *(
+            pytest.param(*one, marks=pytest.mark.nightly("test_workers_end_with_their_trainer"))
+            for one in ((signal.SIGKILL, "spawn"), (signal.SIGTERM, "fork"), (signal.SIGTERM, "spawn"))
+        ),
+    ],
 )
 def test_workers_end_with_their_trainer(place, method, number):
     with job(place, LOADER + """

@@ -172,7 +172,7 @@ def test_a_file_whose_checksums_fit_is_refused_if_it_is_not_the_signed_one(signe
 
 
 # fault: as test_a_file_whose_checksums_fit_is_refused_if_it_is_not_the_signed_one
-@pytest.mark.parametrize("damage", ["cut", "flipped", "of another version", "of another key", "empty"])
+@pytest.mark.parametrize("damage", ["flipped", "of another key", *(pytest.param(damage, marks=pytest.mark.nightly("test_a_signature_that_does_not_hold_is_refused")) for damage in ("cut", "of another version", "empty"))])
 def test_a_signature_that_does_not_hold_is_refused(signed, keys, damage):
     path = signature(signed, "global_step2")
     text = path.read_bytes()

@@ -68,7 +68,12 @@ def spelled(request, place):
         subprocess.run(["umount", "-l", place.root / "mounted"], check=True)
 
 
-every_spelling = pytest.mark.parametrize("spelled", list(SPELLINGS), indirect=True)
+DAILY = ("link", "dots", "url", "mounted twice")
+
+
+def every_spelling(test):
+    nightly = pytest.mark.nightly(test.__name__)
+    return pytest.mark.parametrize("spelled", [name if name in DAILY else pytest.param(name, marks=nightly) for name in SPELLINGS], indirect=True)(test)
 
 
 def save(tag, value=1):

@@ -192,8 +192,13 @@ def ask(nodes, monkeypatch) -> Iterator[Callable[[int, str], str]]:
 # fault (Storage): While the ranks of one node look for a version one after the other, another node makes a newer one durable.
 # result: All ranks load the version that the first of them has found, as the newest and by tag. If that is gone, a rank is refused another one.
 # The steps that a manager lists are an answer for all ranks, too.
-@pytest.mark.parametrize("look", ["newest()", "by_tag('last')"])
-@pytest.mark.parametrize("tag", ["last", "global_step8"])
+@pytest.mark.parametrize(
+    ("tag", "look"),
+    [
+        ("global_step8", "newest()"), ("last", "by_tag('last')"),
+        *(pytest.param(*one, marks=pytest.mark.nightly("test_all_ranks_of_a_node_load_the_version_that_the_first_of_them_has_found")) for one in (("last", "newest()"), ("global_step8", "by_tag('last')"))),
+    ],
+)  # fmt: skip
 def test_all_ranks_of_a_node_load_the_version_that_the_first_of_them_has_found(nodes, ask, look, tag):
     nodes("a").run("save('last', x='A')")
     assert ask(0, look) == "x=A"

@@ -291,6 +291,7 @@ def test_no_pickle_changes_a_function_that_it_may_call():
         rebuild.__setstate__((None, {"_function": exec}))
 
 
+@pytest.mark.nightly("test_usual_files_are_those_of_torch_load_without_its_reader")
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_a_load_in_what_is_compiled_works(saved, weights_only):
     checkpoint = saved(torch.nn.Parameter(torch.ones(2)))
@@ -374,7 +375,7 @@ def mapped_files():
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if "nebula-test-" in line]
 
 
-@pytest.mark.parametrize("weights_only", [False, True])
+@pytest.mark.parametrize("weights_only", [pytest.param(False, marks=pytest.mark.nightly("test_a_counter_that_outlives_the_rest_does_not_keep_the_file")), True])
 def test_a_counter_that_outlives_the_rest_does_not_keep_the_file(saved, weights_only):
     checkpoint = saved({"big": torch.ones(1 << 20), "state": {0: {"step": torch.tensor(3.0)}}})
     gc.collect()

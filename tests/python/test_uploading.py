@@ -56,7 +56,7 @@ def bytes_of(state):
 
 
 @pytest.mark.parametrize("weights_only", [False, True])
-@pytest.mark.parametrize("location", ["cuda", "cuda:0", torch.device("cuda")])
+@pytest.mark.parametrize("location", [*(pytest.param(one, marks=pytest.mark.nightly("test_a_load_returns_when_all_values_are_on_the_device")) for one in ("cuda", torch.device("cuda"))), "cuda:0"])
 def test_a_load_returns_when_all_values_are_on_the_device(nm, fake, location, weights_only):
     state = state_of(1)
     checkpoint = saved(nm, state)

@@ -216,6 +216,7 @@ def test_what_does_not_pay_as_a_delta_is_published_whole(place, follower):
         assert same(follower.prepare(60).tensors(), state)
 
 
+@pytest.mark.nightly("test_what_does_not_pay_as_a_delta_is_published_whole")
 def test_large_deltas_do_not_add_up_to_many_times_the_weights_in_storage(place):
     state = weights()
     size = sum(tensor.nbytes for tensor in state.values())
@@ -228,8 +229,9 @@ def test_large_deltas_do_not_add_up_to_many_times_the_weights_in_storage(place):
     assert 3 * size < sum(stored) < 7 * size, sum(stored) / size  # two whole ones, each with deltas of a little more than twice its size
 
 
+@pytest.mark.nightly("test_a_follower_that_comes_late_or_falls_behind_has_the_newest_and_never_goes_back")
 def test_steps_that_follow_faster_than_the_maker_are_skipped(place, follower):
-    state = weights(5_000_000)
+    state = weights(3_000_000)
     numbers = []
     with nm.Publisher(state, place.storage) as publisher:
         for step in range(1, 31):
@@ -512,7 +514,7 @@ def test_a_follower_with_an_agent_of_its_own_reads_storage(place, tmp_path):
         process.stdout.close()
 
 
-@pytest.mark.parametrize("how", ["cut", "gone", "other"])
+@pytest.mark.parametrize("how", ["other", *(pytest.param(how, marks=pytest.mark.nightly("test_a_damaged_delta_gives_no_wrong_weights_and_the_next_whole_publication_is_followed")) for how in ("cut", "gone"))])
 def test_a_damaged_delta_gives_no_wrong_weights_and_the_next_whole_publication_is_followed(place, follower, how, caplog):
     state = weights()
     with nm.Publisher(state, place.storage, full_every=3) as publisher:

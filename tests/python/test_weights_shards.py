@@ -299,6 +299,7 @@ def test_ranks_that_publish_different_steps_in_one_call_publish_none(job, follow
         again.kill()
 
 
+@pytest.mark.nightly("test_a_follower_has_whole_tensors_of_each_step_and_reads_what_changed", "python/test_weights.py::test_what_a_trainer_has_published_comes_although_it_dies_and_the_next_run_goes_on_after_it")
 def test_after_a_kill_of_all_ranks_the_next_run_goes_on(job, follower, place, out):
     for step in (1, 2):
         assert job.ask("publish", step) == [True, True]
@@ -399,6 +400,7 @@ def test_of_slices_of_a_mesh_that_have_the_same_tensors_one_publishes(place, fol
         job.kill()
 
 
+@pytest.mark.nightly("test_a_follower_has_whole_tensors_of_each_step_and_reads_what_changed", "test_columns_and_copies_of_tensors_are_put_together")
 @strided
 def test_shards_of_fsdp2_and_tensor_parallelism_are_put_together_and_so_they_are_in_a_checkpoint(place, follower, out, tmp_path):
     """On a mesh of 2 x 2 ranks. FSDP2 divides the rows that tensor parallelism has left, so a rank has none that belong together."""
