@@ -209,7 +209,7 @@ def test_memory_gives_no_record_of_a_version_that_storage_has_no_more(place):
     former = record_of(place, "global_step1")
     nm._shutdown()
     apart = {"NEBULA_RUNTIME_DIR": str(place.root / "other"), "NEBULA_MEMORY_DIR": str(place.root / "memory"), "NEBULA_AGENT_LINGER": "0"}
-    subprocess.run([sys.executable, "-c", ANOTHER_RUN, str(place.storage)], env=os.environ | apart, check=True, timeout=120)
+    assert fork_server.start(ANOTHER_RUN, place.storage, env=os.environ | apart).wait(120) == 0
     record = record_of(place, "global_step1")
     spoil(record, "bit")
     spoil_manifest(place, "global_step1")
