@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import io
+import mmap
 import os
 import pickle
 import shutil
@@ -47,9 +49,20 @@ def evict(path):
     os.close(fd)
 
 
+def hold(path):
+    """Reads a file into the page cache. It stays there while the returned map lives, as far as this user may lock memory."""
+    with open(path, "r+b") as file:
+        kept = mmap.mmap(file.fileno(), 0)
+    ctypes.CDLL(None).mlock(ctypes.byref(ctypes.c_char.from_buffer(kept)), ctypes.c_size_t(len(kept)))
+    kept.read()
+    return kept
+
+
 @pytest.fixture
 def saved(nm, place):
     """Returns a function that saves an object, and gives the checkpoint when only storage has it, and the page cache if not `evicts`."""
+
+    held = []
 
     def run(obj, evicts=False):
         checkpoint = nm.Checkpoint("global_step1")
@@ -60,7 +73,7 @@ def saved(nm, place):
         if evicts:
             evict(stored_file(place))
         else:
-            stored_file(place).read_bytes()
+            held.append(hold(stored_file(place)))
         return nm.get_checkpoint("global_step1")
 
     return run
