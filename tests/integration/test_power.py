@@ -22,7 +22,7 @@ def test_after_any_loss_of_power_durable_versions_load_and_nothing_is_mixed_come
         pytest.skip("only root mounts a file system here")
     if subprocess.run(["pkg-config", "--exists", "fuse3"]).returncode or not shutil.which("ninja"):
         pytest.skip("libfuse3 or ninja is not here")
-    subprocess.run(["scripts/build.sh", "build"], cwd=ROOT, check=True, env=os.environ | {"TARGETS": "tests/power/powerfs"})
+    subprocess.run(["scripts/build.sh", power.BUILD], cwd=ROOT, check=True, env=os.environ | {"TARGETS": "tests/power/powerfs"})
     wrong = power.main(["--cuts", str(CUTS)])
     assert not wrong, capsys.readouterr().out
 

@@ -42,7 +42,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 import nebulaml as nm  # noqa: E402
 from processes import agents  # noqa: E402
 
-POWERFS = Path(os.environ.get("NEBULA_BUILD_DIR") or ROOT / "build", "tests/power/powerfs")
+BUILD = Path(os.environ.get("NEBULA_BUILD_DIR") or ROOT / "build")
+POWERFS = BUILD / "tests/power/powerfs"
 NEBULA = os.environ.get("NEBULA_AGENT_PATH") or shutil.which("nebula") or str(Path(sys.executable).with_name("nebula"))
 MIB = {"ext4": 64, "ext4-writeback": 64, "xfs": 300, "btrfs": 120}  # of the image; the least that each takes
 MKFS = {
