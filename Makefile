@@ -169,8 +169,10 @@ faults-long: setup-test
 	@meson test -C build --print-errorlogs --no-rebuild --setup long --suite long --verbose
 
 # The build of clang, and so of its warnings. -O0 -g1 compiles in a third of the time of -O2 -g, and the tests wait for more than they compute.
+# SKIPPED: suites whose tests are not built.
 asan-build: setup-test
-	@CC=clang scripts/build.sh build-asan -Db_sanitize=address,undefined -Doptimization=0 -Dc_args=-g1
+	@CC=clang TARGETS="$(if $(SKIPPED),src/nebula)" scripts/build.sh build-asan -Db_sanitize=address,undefined -Doptimization=0 -Dc_args=-g1
+	@[[ -z "$(SKIPPED)" ]] || ninja -C build-asan --quiet $$($(BIN)/python scripts/test_programs.py build-asan $(SKIPPED))
 asan: asan-build
 	@meson test -C build-asan --print-errorlogs --no-rebuild --timeout-multiplier 4 $(SUITES)
 
@@ -212,7 +214,10 @@ coverage: setup-test
 # 40 % of the time. The frameworks and, beside them, the servers are fetched while the C half is built and tested, which
 # the network decides. The package, whose own environment theirs see, is built after that. The tests on emulators wait most of their time, so the tests in
 # Python run beside them. Each phase says when it begins, and whether the one before it has left cores idle.
+# The first import of a module compiles it. Later, several processes would at the same time.
+MODULES := torch, torch.distributed.checkpoint, torch.distributed.fsdp, torch.distributed.tensor, torch.distributed.run, torch._inductor.compile_fx, matplotlib.pyplot, pytest, hypothesis
 environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
+	@$(BIN)/python -c 'import $(MODULES)'
 servers:
 	@scripts/azurite.sh install || test $$? = 77
 	@scripts/moto.sh install
@@ -228,9 +233,9 @@ test: setup-test
 	scripts/lint.sh; \
 	TARGETS="all $(PLAIN)" scripts/build.sh $$NEBULA_BUILD_DIR -Doptimization=1 -Dc_args=-g1; \
 	phase "the C half with sanitizers"; \
-	$(MAKE) asan-build; \
+	$(MAKE) asan-build SKIPPED="$(PLAIN_SUITES)"; \
 	phase "C tests"; \
-	$(MAKE) asan SUITES="$(PLAIN_SUITES:%=--no-suite %)"; \
+	$(MAKE) asan SKIPPED="$(PLAIN_SUITES)" SUITES="$(PLAIN_SUITES:%=--no-suite %)"; \
 	phase "what is still being fetched"; \
 	wait $$fetching || { cat $$log/fetched; exit 1; }; \
 	phase "the package"; \
