@@ -62,7 +62,7 @@ def search(target: str, seconds: float) -> Searched:
     cpu, executions, seed = 0.0, 0, time.time_ns() % 2**31
     while cpu < seconds:
         status, said, used = libfuzzer(
-            target, f"-max_total_time={max(1, round(min(SLICE, seconds - cpu)))}", f"-seed={seed}", "-max_len=65536", "-timeout=10", "-rss_limit_mb=2048",
+            target, f"-max_total_time={max(1, round(min(SLICE, seconds - cpu)))}", f"-seed={seed}", "-max_len=65536", "-timeout=60", "-rss_limit_mb=2048",
             "-print_final_stats=1", f"-artifact_prefix={crashes}/{target}-", str(found), str(SOURCES / "corpus" / target),
         )  # fmt: skip
         cpu, seed = cpu + used, seed + 1
