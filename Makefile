@@ -241,7 +241,7 @@ test: setup-test
 	phase "the package"; \
 	$(MAKE) package; \
 	phase "Python tests, and stores"; \
-	{ MESON_TESTTHREADS=3 meson test -C $$NEBULA_BUILD_DIR --print-errorlogs --no-rebuild $(PLAIN_SUITES:%=--suite %) && \
+	{ MESON_TESTTHREADS=3 meson test -C $$NEBULA_BUILD_DIR --print-errorlogs --no-rebuild $(PLAIN_SUITES:%=--suite %) $(if $(NEBULA_TEST_NIGHTLY),,--no-suite night) && \
 	meson test -C $$NEBULA_BUILD_DIR --print-errorlogs --no-rebuild client_test; } >$$log/stores 2>&1 & stores=$$!; \
 	scripts/tests.sh "commit_model or storage_model or $(SHORT_TESTS)" $(ARGS) | tee $$log/python || failed=1; \
 	phase "the end of the stores"; \
