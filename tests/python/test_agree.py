@@ -201,7 +201,7 @@ class PerThread(set):
 
 
 # fault: as test_ranks_on_two_nodes_load_the_oldest_of_many_versions_by_its_tag
-@pytest.mark.parametrize("count", [1, 64, 65, 1000])
+@pytest.mark.parametrize("count", [65, *(pytest.param(count, marks=pytest.mark.nightly("test_ranks_agree_on_all_versions_and_send_a_list_that_all_of_them_have_once")) for count in (1, 64, 1000))])
 def test_ranks_agree_on_all_versions_and_send_a_list_that_all_of_them_have_once(monkeypatch, count):
     world = 16
     for name in ("_counted", "_sent"):
@@ -415,6 +415,7 @@ def test_a_rank_that_finds_no_checkpoint_keeps_no_other_rank_of_dcp_waiting(plac
     started.kill()
 
 
+@pytest.mark.nightly("test_a_version_that_one_rank_knows_to_be_removed_is_removed_for_all", "python/test_requeue.py::test_no_node_loads_an_older_a_mixed_or_a_removed_version_in_short_stories")
 def test_one_rank_removes_and_pins_versions_before_the_others_ask_for_any(place, monkeypatch):
     first = Ranks(place, "none", "one", monkeypatch)
     for step in (1, 2, 3):
@@ -522,6 +523,7 @@ def test_ranks_that_search_together_get_one_version_though_one_saved_its_part_la
 
 # fault (Storage): All ranks call restore() of a Manager after saves, and one of them saves its part more than 5 s after the others ask.
 # result: All ranks restore the same version: restore() then asks the ranks anew. If a rank has no version of a step, it raises on all.
+@pytest.mark.nightly("test_ranks_that_search_together_get_one_version_though_one_saved_its_part_late")
 @pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])
 def test_ranks_that_restore_after_saves_get_one_version_though_one_saved_its_part_late(place, group, monkeypatch):
     ranks = Ranks(place, group, "one", monkeypatch)
@@ -625,6 +627,7 @@ def test_an_earlier_start_of_the_same_name_answers_for_no_rank(place, monkeypatc
 
 # fault (Deaths): The memory of one of two nodes is lost, and a program asks a Manager for its newest step, and restores that step.
 # result: Before the first save, the steps are those that all ranks can load, so each rank restores the same one.
+@pytest.mark.nightly("test_ranks_on_two_nodes_load_what_both_can_when_one_is_ahead")
 def test_the_steps_of_a_manager_are_those_that_all_ranks_can_load(place, monkeypatch):
     first = Ranks(place, "none", "one", monkeypatch)
     assert first.ask("save", "global_step1", "durable") == ["saved"] * 2
@@ -696,6 +699,7 @@ def test_a_version_that_an_earlier_start_has_left_half_saved_is_not_completed_by
 
 # fault (Deaths): A job saves without having asked for a checkpoint, and another session of its ranks asks while a version waits for a rank.
 # result: The run keeps its name, so the version becomes complete.
+@pytest.mark.nightly
 def test_a_question_of_another_session_does_not_part_the_ranks_of_a_version_that_waits(place, monkeypatch):
     ranks = Ranks(place, "none", "one", monkeypatch)
     assert ranks.ask("close", "global_step1") == ["closed"] * 2
@@ -709,6 +713,7 @@ def test_a_question_of_another_session_does_not_part_the_ranks_of_a_version_that
 
 # fault (Storage): A path has many versions, on one node or on several.
 # result: Every search, rule and list counts all of them. Ranks send the list of the versions in storage once.
+@pytest.mark.nightly("test_ranks_on_two_nodes_load_what_both_can_when_one_is_ahead")
 @pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])
 def test_ranks_on_two_nodes_load_the_oldest_of_many_versions_by_its_tag(place, group, monkeypatch):
     place.run(
@@ -762,6 +767,7 @@ def kill_with_one_in_memory(place, monkeypatch):
     place.kill_all(*ranks.processes)
 
 
+@pytest.mark.nightly("test_a_file_that_storage_cannot_bring_is_not_found_and_the_reason_is_said")
 def test_a_file_that_lies_in_another_nodes_memory_comes_through_storage(place, monkeypatch):
     kill_with_one_in_memory(place, monkeypatch)
     second = Ranks(place, "none", "two", monkeypatch)
@@ -818,6 +824,7 @@ def test_a_rank_that_never_asks_is_named_and_no_rank_hangs(place, group, monkeyp
     both.kill()
 
 
+@pytest.mark.nightly("test_a_rank_that_never_asks_is_named_and_no_rank_hangs")
 @pytest.mark.parametrize("group", [pytest.param("none", marks=pytest.mark.nightly), "gloo"])
 def test_a_rank_that_asks_again_after_a_timeout_meets_the_late_rank(place, group, monkeypatch):
     first = Ranks(place, group, "one", monkeypatch)

@@ -84,6 +84,7 @@ def check_storage(storage: Path, files: int) -> list[int]:
     return sorted(steps)
 
 
+@pytest.mark.nightly("test_kills_while_a_large_file_is_copied_and_written")
 def test_a_large_file_is_as_it_was_saved_in_memory_and_in_storage(place, monkeypatch):
     monkeypatch.setenv("NEBULA_CAPTURE", "cow")
     process = place.trainer(TRAIN, place.storage, 1, 4, 2, COUNT)
@@ -102,7 +103,7 @@ def test_a_large_file_is_as_it_was_saved_in_memory_and_in_storage(place, monkeyp
 # already.
 # result: That version does not exist in storage, and the one before can be loaded. The agent removes the written
 # beginning. After the agent's own death the next agent sweeps it.
-@pytest.mark.parametrize("victims", ["trainer", "agent", pytest.param("both", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("victims", ["trainer", *(pytest.param(who, marks=pytest.mark.nightly("test_kills_while_a_large_file_is_copied_and_written")) for who in ("agent", "both"))])
 def test_kills_while_a_large_file_is_copied_and_written(place, monkeypatch, victims):
     monkeypatch.setenv("NEBULA_CAPTURE", "cow")
     seed = int(os.environ.get("NEBULA_TEST_SEED", "0")) or random.randrange(1, 1 << 31)

@@ -57,6 +57,7 @@ def test_a_memory_directory_that_is_too_small_is_made_up_for_by_memfds(small_mem
     assert (torch.load(place.storage / "global_step2" / "m.pt") == 2).all()
 
 
+@pytest.mark.nightly("test_a_memory_directory_that_is_too_small_is_made_up_for_by_memfds")
 @needs_root
 def test_a_memory_directory_that_another_program_has_filled_is_made_up_for_by_memfds(place):
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "nebula-test", place.memory], check=True)
@@ -169,6 +170,7 @@ def test_an_agent_killed_while_a_trainer_copies_costs_nothing(place):
 
 # fault (Deaths): The agent is killed while it persists.
 # result: Storage has no torn version. The next agent finds the images and finishes.
+@pytest.mark.nightly("python/test_kills.py::test_an_agent_killed_at_any_moment_does_not_stop_the_trainer")
 def test_an_agent_killed_while_it_persists_leaves_no_torn_version_and_the_next_one_finishes(place, monkeypatch):
     monkeypatch.setenv("NEBULA_STORE_MBPS", "20")  # 13 seconds in which to kill it
     process = place.trainer(BIG_SAVE, place.storage)

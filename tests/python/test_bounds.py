@@ -65,6 +65,7 @@ def test_wait_holds_the_trainer_until_the_older_version_is_durable_and_loses_non
 # fault (Memory): Memory is full, and storage hangs.
 # result: A save waits once, `NEBULA_MEMORY_WAIT` seconds. Later saves to the same path fail at once until a version
 # has become durable there. Saves of other jobs wait for their own storage.
+@pytest.mark.nightly("test_wait_holds_the_trainer_until_the_older_version_is_durable_and_loses_none")
 def test_a_trainer_waits_once_for_storage_that_hangs_and_not_at_every_save(slow, monkeypatch):
     monkeypatch.setenv("NEBULA_STORE_MBPS", "2")  # as good as none, for twelve seconds
     monkeypatch.setenv("NEBULA_MEMORY_WAIT", "1")
@@ -119,6 +120,7 @@ def test_stream_goes_past_memory_and_loses_none(slow):
     until(lambda: not list(slow.storage.glob(".nebula-tmp-*")))  # the new agent sweeps while it answers
 
 
+@pytest.mark.nightly("test_stream_goes_past_memory_and_loses_none")
 def test_a_file_larger_than_all_memory_is_streamed(slow):
     nebulaml.init(str(slow.storage), 1000, 2, on_full="stream", on_error="raise")
     checkpoint = nebulaml.Checkpoint("global_step1")
@@ -187,6 +189,7 @@ def test_skip_fails_that_version_at_once_and_says_so(slow, monkeypatch, caplog):
     assert save(3) and holds(3)  # there is room again
 
 
+@pytest.mark.nightly("test_skip_fails_that_version_at_once_and_says_so")
 def test_skip_saves_or_skips_each_version_and_storage_decides_which(slow):
     nebulaml.init(str(slow.storage), 1000, 2, on_full="skip")
     results = [save(step) for step in range(1, 6)]
@@ -207,6 +210,7 @@ def test_skip_raises_when_errors_are_to_be_raised(slow, monkeypatch):
         save(2)
 
 
+@pytest.mark.nightly
 def test_slow_storage_with_room_in_memory_stalls_nothing(place, monkeypatch):
     monkeypatch.setenv("NEBULA_STORE_MBPS", "1")  # 24 seconds for each version
     nebulaml.init(str(place.storage), 0, 2)
@@ -215,6 +219,7 @@ def test_slow_storage_with_room_in_memory_stalls_nothing(place, monkeypatch):
     assert not stored(place, 3) and holds(5)
 
 
+@pytest.mark.nightly("python/test_lines.py::test_a_save_after_going_back_is_the_newest_in_memory_and_in_storage")
 def test_a_run_that_was_rolled_back_writes_into_the_same_memory_again(place):
     nebulaml.init(str(place.storage), 0, 2)
     for step in (90, 91, 92):
@@ -251,6 +256,7 @@ def test_a_load_while_retention_removes_versions_is_right_or_finds_nothing(place
     """One thread saves. Others load the oldest version in storage, which retention removes next."""
     nebulaml.init(str(place.storage), 0, 1, keep_last=2, on_error="raise")
     loaded, gone, wrong, ended = [], [], [], threading.Event()
+    rounds = 30 if os.environ.get("NEBULA_TEST_NIGHTLY") else 12
 
     def load():
         while not ended.is_set():
@@ -272,7 +278,7 @@ def test_a_load_while_retention_removes_versions_is_right_or_finds_nothing(place
         thread.start()
     deadline = time.monotonic() + 100
     for step in itertools.count(1):
-        if (step > 30 and len(set(loaded)) > 5) or wrong or time.monotonic() > deadline:
+        if (step > rounds and len(set(loaded)) > rounds // 6) or wrong or time.monotonic() > deadline:
             break
         checkpoint = nebulaml.Checkpoint(f"global_step{step}")
         checkpoint.save("m.pt", torch.full((1_000_000,), float(step)))
@@ -390,6 +396,7 @@ def test_memory_has_as_many_versions_as_retention_says_once_they_are_durable(pla
     assert save(5) and holds(5)
 
 
+@pytest.mark.nightly("test_memory_has_as_many_versions_as_retention_says_once_they_are_durable")
 def test_ranks_and_jobs_of_a_node_take_memory_for_one_version_each_and_load_it_while_they_save_the_next(place):
     code = f"""
         rank = int(sys.argv[2])

@@ -114,7 +114,7 @@ MUTATIONS = {
 }
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS)
+@pytest.mark.parametrize("mutation", ["threads", "optimizer", "random", *(pytest.param(one, marks=pytest.mark.nightly("test_values_are_those_of_the_save")) for one in MUTATIONS if one not in ("threads", "optimizer", "random"))])
 def test_values_are_those_of_the_save(nm, mutation):
     t = torch.arange(COUNT, dtype=torch.float32)
     expected = t.clone()
@@ -195,7 +195,7 @@ def test_tensors_that_share_a_storage_still_do(nm):
     assert (got["whole"] == 1).all() and got["half"].data_ptr() == got["whole"].data_ptr()
 
 
-@pytest.mark.parametrize("size", [0, 1024, 2 * COUNT * 4])
+@pytest.mark.parametrize("size", [0, *(pytest.param(size, marks=pytest.mark.nightly("test_a_storage_that_is_resized_fails_its_version_or_is_exact")) for size in (1024, 2 * COUNT * 4))])
 def test_a_storage_that_is_resized_fails_its_version_or_is_exact(nm, caplog, size):
     first = saved("global_step1", {"n": 1})
     assert first.commit()
@@ -234,6 +234,7 @@ def test_pages_given_back_fail_the_version_and_nothing_else(nm):
     assert (loaded(saved("global_step2", big(4))) == 4).all()
 
 
+@pytest.mark.nightly("test_a_name_saved_again_while_it_copies_has_the_later_values")
 def test_a_second_save_while_the_first_copies_gets_its_own_values(nm, place):
     t = big(0, 4 * COUNT)
     checkpoints = []
@@ -254,6 +255,7 @@ def test_a_name_saved_again_while_it_copies_has_the_later_values(nm):
     assert torch.equal(loaded(checkpoint), torch.ones(3))
 
 
+@pytest.mark.nightly("test_a_name_saved_again_while_it_copies_has_the_later_values")
 def test_a_name_saved_again_before_its_first_copy_ended_is_not_called_lost(nm, caplog):
     large, first, second = big(count=8 * COUNT), big(2, MIB), big(3, MIB)
     checkpoint = saved("again", large)  # later messages reach the agent after this one
@@ -263,6 +265,7 @@ def test_a_name_saved_again_before_its_first_copy_ended_is_not_called_lost(nm, c
     assert torch.equal(loaded(checkpoint), large) and torch.equal(checkpoint.load("n.pt"), second)
 
 
+@pytest.mark.nightly("test_a_retry_that_is_interrupted_leaves_the_file_lost")
 def test_a_save_that_fails_after_a_later_one_has_replaced_it_is_no_loss(nm):
     large, first, second = big(count=8 * COUNT), big(2, 4 * MIB), big(3, 4 * MIB)
     checkpoint = saved("again", large)  # later messages reach the agent after this one
@@ -309,6 +312,7 @@ def test_commit_comes_before_captured(nm):
     assert (nebulaml.get_latest_checkpoint().load("m.pt") == 1).all()
 
 
+@pytest.mark.nightly("test_a_forked_child_can_write_and_end")
 def test_workers_of_a_data_loader_start_during_a_capture(nm):
     t = big(6, 4 * COUNT)
     data = torch.utils.data.TensorDataset(t[:4096].clone())
@@ -357,6 +361,7 @@ def at(address: int, size: int) -> torch.Tensor:
     return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.float32)
 
 
+@pytest.mark.nightly("test_a_storage_that_is_resized_fails_its_version_or_is_exact")
 def test_memory_that_is_moved_fails_its_version_or_is_exact(nm):
     libc, size = ctypes.CDLL(None, use_errno=True), 16 * COUNT
     old, new = mapped(libc, size), mapped(libc, size)
@@ -392,7 +397,7 @@ def test_memory_of_a_file_is_copied_at_once(nm, tmp_path, mode):
     assert row("of a file")["faults"] == 0
 
 
-@pytest.mark.parametrize("is_written", [True, False])
+@pytest.mark.parametrize("is_written", [True, pytest.param(False, marks=pytest.mark.nightly("test_loaded_memory_is_protected_once_all_of_it_was_written_to"))])
 def test_loaded_memory_is_protected_once_all_of_it_was_written_to(nm, is_written):
     tensor = loaded(saved("global_step0", {"m": big(0.0)}))["m"]
     if is_written:
@@ -413,6 +418,7 @@ def test_loaded_memory_is_protected_once_all_of_it_was_written_to(nm, is_written
     assert bool((tensor == (step + 1 if is_written else 0)).all())
 
 
+@pytest.mark.nightly("test_shared_memory_is_copied_at_once")
 def test_memory_that_torch_calls_pinned_is_copied_at_once(nm, monkeypatch):
     # The answers of torch with a device; all other code is the real one.
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -483,6 +489,7 @@ TRAIN = """
 """
 
 
+@pytest.mark.nightly("python/test_ahead.py::test_kills_while_a_large_file_is_copied_and_written")
 def test_a_trainer_killed_during_a_copy_leaves_a_whole_version(place):
     process = place.trainer(TRAIN + "    time.sleep(60)", place.storage)
     for line in process.stdout:
@@ -496,7 +503,7 @@ def test_a_trainer_killed_during_a_copy_leaves_a_whole_version(place):
     assert got["step"] in (1, 2, 3) and (got["w"] == got["step"]).all()
 
 
-@pytest.mark.parametrize("ending", ["pass", *(pytest.param(end, marks=pytest.mark.nightly) for end in ("sys.exit(0)", "raise SystemExit")), "del w, c; nm._shutdown()"])
+@pytest.mark.parametrize("ending", ["pass", *(pytest.param(end, marks=pytest.mark.nightly("test_the_interpreter_waits_for_running_copies")) for end in ("sys.exit(0)", "raise SystemExit", "del w, c; nm._shutdown()"))])
 def test_the_interpreter_waits_for_running_copies(place, ending):
     place.run(TRAIN + "    " + ending, place.storage)
     nebulaml.init(str(place.storage), 0, 2)
@@ -536,6 +543,7 @@ def huge_mib_and_faults(place, **variables: str) -> list[int]:
     return [int(number) for number in done.stdout.split()]
 
 
+@pytest.mark.nightly("test_the_capture_was_copy_on_write_and_is_measured")
 @pytest.mark.skipif("[madvise]" not in HUGE_PAGES, reason="the machine decides about huge pages by itself")
 def test_tensors_made_after_the_import_lie_in_huge_pages_and_are_protected(place):
     huge, faults = huge_mib_and_faults(place)

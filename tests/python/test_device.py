@@ -59,7 +59,7 @@ def test_without_overlap_the_file_is_whole_when_save_returns(nm, fake):
     assert loaded["view"].data_ptr() == loaded["large"][5:].data_ptr()
 
 
-@pytest.mark.parametrize("is_refused", [False, True], ids=["registered", "staged"])
+@pytest.mark.parametrize("is_refused", [False, pytest.param(True, marks=pytest.mark.nightly("test_a_signal_handler_that_saves_while_its_thread_waits_for_a_device_is_told_so"))], ids=["registered", "staged"])
 def test_a_signal_handler_that_saves_while_its_thread_waits_for_a_device_is_told_so(nm, fake, is_refused, caplog):
     """The handler cannot wait for the save that it interrupts: the wait would never end."""
     nm.init(on_error="warn")
@@ -112,6 +112,7 @@ def test_dcp_saves_device_memory_and_the_tensors_beside_it(nm, fake, place):
     assert all(torch.equal(found[name], state[name]) for name in state)
 
 
+@pytest.mark.nightly
 def test_a_session_that_goes_while_an_exception_passes_leaves_it_alone(nm, fake):
     held = [nm.Checkpoint("global_step1")]
     assert held[0].save("m.pt", {"large": on(fake, LARGE)}) and held[0].commit()
@@ -132,6 +133,7 @@ def test_the_file_is_the_one_that_torch_save_makes(nm, fake, tmp_path):
     assert all(ours.equal(theirs) for ours, theirs in zip(loaded["a"], state["a"], strict=True))
 
 
+@pytest.mark.nightly("test_the_file_is_the_one_that_torch_save_makes")
 def test_small_storages_are_copied_first_and_large_ones_in_chunks(nm, fake, monkeypatch):
     monkeypatch.setattr(device, "CHUNK_BYTES", 1 << 20)
     large, small = on(fake, LARGE), on(fake, 7)
@@ -158,6 +160,7 @@ def test_with_overlap_save_and_commit_return_at_once_and_the_next_step_waits_on_
     assert checkpoint.load("m.pt")["p"].eq(1).all()
 
 
+@pytest.mark.nightly("test_with_overlap_save_and_commit_return_at_once_and_the_next_step_waits_on_the_device")
 def test_without_the_gate_the_late_copy_would_read_the_step(nm, fake, monkeypatch):
     """Shows that the fake device notices a missing wait: this is the test above without the gate."""
     monkeypatch.setattr(device.Filler, "hold", lambda self: None)
@@ -184,6 +187,7 @@ class Graph:
         self.fake.enqueue(self.work)
 
 
+@pytest.mark.nightly("test_with_overlap_save_and_commit_return_at_once_and_the_next_step_waits_on_the_device")
 def test_a_captured_step_takes_no_wait_and_its_replay_waits(nm, fake):
     device._devices.steps.gate_replays(Graph)
     parameter = torch.nn.Parameter(on(fake, LARGE))
@@ -214,6 +218,7 @@ class WrappedOptimizer:
         self.optimizer.step()
 
 
+@pytest.mark.nightly("test_with_overlap_save_and_commit_return_at_once_and_the_next_step_waits_on_the_device")
 def test_an_optimizer_within_a_library_waits_too(nm, fake):
     parameter = torch.nn.Parameter(on(fake, LARGE))
     optimizer = WrappedOptimizer(SGD([parameter], fake))
@@ -242,6 +247,7 @@ def test_with_overlap_what_a_forward_pass_changes_is_exact_when_small(nm, fake):
     assert loaded["mean"].eq(1).all() and loaded["count"] == 5 and loaded["large"].eq(1).all()
 
 
+@pytest.mark.nightly("test_with_overlap_what_a_forward_pass_changes_is_exact_when_small")
 def test_the_small_storages_of_a_file_wait_for_no_large_ones_of_the_file_before(nm, fake):
     """Otherwise only the last file of a checkpoint would overlap with training."""
     fake.hold_up(least=device.SMALL_BYTES)
@@ -257,6 +263,7 @@ def test_the_small_storages_of_a_file_wait_for_no_large_ones_of_the_file_before(
     assert all(checkpoint.load(f"{number}.pt")[0].eq(number).all() for number in range(3))
 
 
+@pytest.mark.nightly("test_with_overlap_what_a_forward_pass_changes_is_exact_when_small")
 def test_host_memory_is_fixed_on_return_with_overlap(nm, fake):
     state = {"large": on(fake, LARGE), "host": torch.ones(LARGE), "few": torch.ones(3)}
     fake.hold_up()
@@ -271,6 +278,7 @@ def test_host_memory_is_fixed_on_return_with_overlap(nm, fake):
     assert loaded["host"].eq(1).all() and loaded["few"].eq(1).all()
 
 
+@pytest.mark.nightly("test_the_end_of_the_program_waits_for_an_overlapped_copy")
 def test_flush_waits_for_an_overlapped_copy(nm, fake, place):
     tensor = on(fake, LARGE)
     fake.hold_up()
@@ -303,6 +311,7 @@ def registered(fake, count):
     return set(fake.registered)
 
 
+@pytest.mark.nightly("test_each_image_is_registered_once_and_given_back_before_its_mapping_goes")
 def test_images_of_a_foretold_file_are_registered_before_its_first_save(nm, fake):
     state = {"t": on(fake, LARGE)}
     nm.prepare(state)
@@ -326,6 +335,7 @@ def test_images_for_host_memory_are_not_registered(nm, fake):
     assert not fake.registrations
 
 
+@pytest.mark.nightly("test_each_image_is_registered_once_and_given_back_before_its_mapping_goes")
 def test_a_save_waits_for_the_registration_of_its_image(nm, fake, monkeypatch):
     begun, may_end = threading.Event(), threading.Event()
     register = fake.register
@@ -346,6 +356,7 @@ def test_a_save_waits_for_the_registration_of_its_image(nm, fake, monkeypatch):
     assert may_end.is_set() and len(set(fake.registrations)) == len(fake.registrations)
 
 
+@pytest.mark.nightly
 def test_a_little_memory_is_enough_if_registering_is_refused_and_the_log_says_so_once(nm, fake, monkeypatch, caplog):
     monkeypatch.setattr(device, "CHUNK_BYTES", 1 << 18)
     fake.refuses = True
@@ -426,6 +437,7 @@ def test_a_step_that_cannot_wait_fails_the_version_and_not_the_step(nm, fake):
         checkpoint.wait("committed", timeout=60)
 
 
+@pytest.mark.nightly
 def test_an_interrupt_within_a_save_is_an_interrupt(nm, fake):
     def copy(*arguments):
         raise KeyboardInterrupt
@@ -489,6 +501,7 @@ def test_a_program_that_is_killed_under_an_overlapped_copy_leaves_no_version(pla
     assert nebulaml.get_latest_checkpoint() is None
 
 
+@pytest.mark.nightly
 def test_a_forked_worker_neither_waits_nor_gives_back_what_is_the_parents(nm, fake):
     import os
 

@@ -358,7 +358,7 @@ def test_one_way_loss_and_partitions_never_let_two_worlds_train(start_job, netwo
     job.check_worlds()
 
 
-@pytest.mark.parametrize("how", ["fails", "ends well"])
+@pytest.mark.parametrize("how", ["ends well", pytest.param("fails", marks=pytest.mark.nightly("test_the_workers_of_others_end_with_a_job_that_fails_and_not_with_one_that_ends_well"))])
 def test_the_workers_of_others_end_with_a_job_that_fails_and_not_with_one_that_ends_well(start_job, how):
     job = start_job(2, 2)
     nodes = job.start(2, 3)

@@ -9,7 +9,8 @@ import fork_server
 import nebulaml
 import pytest
 
-FLOATS = (16 if os.environ.get("NEBULA_TEST_NIGHTLY") else 4) << 20  # 16 MiB in each of two files: milliseconds of copying after the commit
+NIGHTLY = bool(os.environ.get("NEBULA_TEST_NIGHTLY"))
+FLOATS = (16 if NIGHTLY else 4) << 20  # 16 MiB in each of two files: milliseconds of copying after the commit
 
 HEAD = f"""
 import gc
@@ -104,7 +105,8 @@ WAYS = [in_process, in_process_of_process, in_pool, in_executor, in_start_proces
 def test_commits_of_a_forked_child_survive_its_end(place, parent):
     before = "commit(0, 10)\n" if parent == "with a session" else ""
     last = -1 if before else None  # a process that a server has forked is not a child of the parent: it is another trainer, which is refused
-    code = f"HEAD = {HEAD!r}\n{before}{IN_CHILD}for step, way in enumerate(WAYS[:{last}], 1): way(step); say(way.__name__)"
+    ways = ("WAYS" if NIGHTLY else "[in_process, in_data_loader, in_fork_that_is_killed, in_fork_server]") + f"[:{last}]"
+    code = f"HEAD = {HEAD!r}\n{before}{IN_CHILD}for step, way in enumerate({ways}, 1): way(step); say(way.__name__)"
     ways = ended(place, code).split()
     nebulaml.init(str(place.storage), 3600, 2)
     for step, way in enumerate(ways, 1):
@@ -112,10 +114,11 @@ def test_commits_of_a_forked_child_survive_its_end(place, parent):
         assert found is not None and sorted(found.files) == ["0.pt", "1.pt"], way
         for name in found.files:
             assert (found.load(name) == step).all(), way
-    assert len(ways) == (9 if before else 10)
+    assert len(ways) == (10 if NIGHTLY else 4) - bool(before)
 
 
 # fault: as test_commits_of_a_forked_child_survive_its_end
+@pytest.mark.nightly("test_commits_of_a_forked_child_survive_its_end")
 def test_all_saves_of_workers_of_a_pool_and_of_a_data_loader_are_kept(place):
     ended(
         place,
@@ -173,7 +176,7 @@ die(signal.SIGTERM)""", -signal.SIGTERM),
     "kill of C, twice": ("commit(1); ctypes.CDLL(None).kill(os.getpid(), 15); ctypes.CDLL(None).kill(os.getpid(), 15); time.sleep(60)", -signal.SIGTERM),
 }  # fmt: skip
 
-DAILY = ("os._exit", "os.execv", "exit of C", "sys.exit", "Ctrl-C", "os.abort", "a crash", "a handler that commits and goes on to the default", "kill of C, twice")
+DAILY = ("os._exit", "os.execv", "sys.exit", "a crash", "a handler that commits and goes on to the default")
 
 
 # fault (Deaths): The trainer ends right after its commit, while copies still run: a normal end, `os._exit`,
@@ -208,6 +211,7 @@ time.sleep(60)
     check_newest(place)
 
 
+@pytest.mark.nightly("test_a_committed_version_survives_a_signal_from_outside")
 def test_a_signal_that_the_program_handles_or_ignores_stays_the_programs(place):
     output = ended(
         place,
@@ -227,6 +231,7 @@ say("caught" if int(status.split()[1], 16) >> (signal.SIGTERM - 1) & 1 else "lef
 
 # fault (Deaths): A program forks while copies run.
 # result: The child waits for none of them and disturbs none.
+@pytest.mark.nightly("python/test_cow.py::test_a_forked_child_can_write_and_end")
 def test_a_fork_while_copies_run_neither_waits_for_them_nor_disturbs_them(place):
     output = ended(
         place,
@@ -264,7 +269,7 @@ LATE = {
 # fault (Deaths): A save runs while the interpreter ends: `atexit`, `weakref.finalize`, a thread, `__del__` of a
 # global.
 # result: Its file is there.
-@pytest.mark.parametrize("is_global", [False, True])
+@pytest.mark.parametrize("is_global", [False, pytest.param(True, marks=pytest.mark.nightly("test_saves_of_each_kind_while_the_interpreter_ends_are_kept"))])
 def test_saves_of_each_kind_while_the_interpreter_ends_are_kept(place, is_global):
     """In two processes: what the first kinds leave would keep the globals of the others until `commit` is gone."""
     code, kinds = "", [kind for kind, (_, is_early) in LATE.items() if not is_early and ("global" in kind) == is_global]
@@ -296,6 +301,7 @@ sys.exit(subprocess.call([sys.executable, "-W", "ignore", "-c", "import atexit, 
 
 
 # fault: as test_saves_of_each_kind_while_the_interpreter_ends_are_kept
+@pytest.mark.nightly("test_saves_of_each_kind_while_the_interpreter_ends_are_kept")
 def test_a_daemon_thread_that_saves_until_the_end_loses_nothing_that_it_was_told_is_committed(place):
     code = """
 begun = threading.Event()
@@ -322,6 +328,7 @@ def test_an_end_within_a_with_block_leaves_the_version_before(place):
     check_newest(place)
 
 
+@pytest.mark.nightly("test_commits_of_a_forked_child_survive_its_end")
 def test_spawned_children_end_as_any_program(place):
     ended(
         place,

@@ -74,7 +74,7 @@ def server():
     server.server_close()
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("engine", ["vllm", pytest.param("sglang", marks=pytest.mark.nightly("test_a_server_gets_each_publication_under_a_name_of_its_own_and_a_refused_one_again"))])
 def test_a_server_gets_each_publication_under_a_name_of_its_own_and_a_refused_one_again(place, server, engine):
     state = {"step": torch.tensor(0), "w": torch.zeros(1000)}
     server.refusals = server.deaths = 1

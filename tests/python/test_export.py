@@ -116,7 +116,7 @@ def test_a_forked_worker_does_not_hold_the_exports_up(place, tmp_path):
     assert output == "True\n"
 
 
-@pytest.mark.nightly("python/test_export_background.py::test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on")
+@pytest.mark.nightly("test_the_file_appears_although_the_trainer_is_killed")
 def test_a_failed_export_is_reported_and_the_next_one_succeeds(nm, tmp_path, capfd):
     with nm.Checkpoint("global_step1") as checkpoint:
         checkpoint.save("model.pt", {"optimizer": {"state": {}, "lr": 1.0}})

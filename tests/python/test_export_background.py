@@ -35,7 +35,7 @@ def processes_of(trainer: int) -> list[int]:
     return [process for process, parent in found.items() if parent not in found]
 
 
-@pytest.mark.nightly("test_the_last_version_is_exported_although_the_trainer_has_ended", "test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on")
+@pytest.mark.nightly("test_the_last_version_is_exported_although_the_trainer_has_ended")
 def test_a_manager_exports_its_durable_versions_and_the_last_one_always(nm, place, tmp_path):
     export = nm.HFExport(str(tmp_path / "out" / "step{step}"), every=2, dtype="bf16", config={"model_type": "mine"}, key=None)
     events = []
@@ -68,7 +68,7 @@ def test_a_job_exports_no_version_of_another_job_of_its_path(nm, place, tmp_path
 
 
 # fault: as test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on
-@pytest.mark.nightly("test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on")
+@pytest.mark.nightly
 def test_an_export_whose_directory_failed_is_tried_again(nm, place, tmp_path):
     events = []
     blocked = tmp_path / "out"
@@ -104,6 +104,7 @@ def test_the_newest_version_wins_and_no_save_waits_for_an_export(nm, place, tmp_
 # killed, or the trainer ends.
 # result: No save waits, and training goes on. A failure is an event and a log line; the next save starts another
 # process. After the trainer's end the newest version is exported.
+@pytest.mark.nightly("test_the_last_version_is_exported_although_the_trainer_has_ended")
 def test_a_failed_export_is_an_event_and_a_log_line_and_training_goes_on(nm, place, tmp_path, caplog):
     events = []
     with nm.Manager(place.storage, export=nm.HFExport(str(tmp_path / "{step}"), key="ema")) as manager:
@@ -155,6 +156,7 @@ def test_the_last_version_is_exported_although_the_trainer_has_ended(place, tmp_
 
 # fault (The machine and other users): The program has given SIGPIPE its default action, and a background process of Nebula was killed.
 # result: The write to that process fails, and the program goes on.
+@pytest.mark.nightly("test_the_last_version_is_exported_although_the_trainer_has_ended")
 def test_a_program_that_dies_of_sigpipe_outlives_the_processes_that_it_has_started(place, tmp_path):
     place.run(
         """

@@ -18,7 +18,7 @@ from nebulaml.export import directory, export_hf, size_of
 
 safetensors = pytest.importorskip("safetensors.torch")
 
-NIGHTLY = bool(os.environ.get("NEBULA_TEST_NIGHTLY"))  # kills at each step, not at each sixteenth of one of the two kinds
+NIGHTLY = bool(os.environ.get("NEBULA_TEST_NIGHTLY"))  # kills at each step, not at each thirty-second of one of the two kinds
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
@@ -85,7 +85,7 @@ def test_floats_are_cast_and_divided_into_files_of_the_size_that_was_asked_for(n
     assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.nightly("test_a_cast_rounds_to_nearest_even_once"))])
 def test_a_cast_rounds_to_nearest_even_once(kind):
     torch.manual_seed(0)
     bits = torch.randint(-(1 << 31), 1 << 31, (200_000,), dtype=torch.int64).to(torch.int32)
@@ -103,9 +103,10 @@ def test_a_cast_rounds_to_nearest_even_once(kind):
     assert torch.equal(cast.double(), wanted)
 
 
-LARGE = 1 << (26 if NIGHTLY else 24)  # floats of each of two tensors: 512 MiB together, or 128 MiB in slices of a quarter
+LARGE = 1 << 26  # floats of each of two tensors: 512 MiB together
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_in_storage_is_exported_with_memory_for_a_slice(place, tmp_path):
     """What the export adds to the process is far less than the weights."""
     place.run(
@@ -125,7 +126,6 @@ def test_a_checkpoint_in_storage_is_exported_with_memory_for_a_slice(place, tmp_
         from nebulaml.export import command, dcp, deepspeed, directory, naming, sources  # not part of the measure
         def peak(): return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) >> 10
         torch.set_num_threads(2)
-        directory.SLICE_BYTES = directory.SLICE_BYTES * int(sys.argv[3]) >> 26
         with nm.Reader(sys.argv[1]) as reader:
             found = reader.latest()
             before = peak()
@@ -137,7 +137,7 @@ def test_a_checkpoint_in_storage_is_exported_with_memory_for_a_slice(place, tmp_
         LARGE,
     )
     grown, files = map(int, output.split())
-    assert grown < (300 if NIGHTLY else 90) and files == 2
+    assert grown < 300 and files == 2
     assert torch.equal(weights(tmp_path / "out")["b"], torch.arange(LARGE).float().to(torch.bfloat16))
 
 
@@ -180,7 +180,7 @@ def test_a_kill_at_any_step_leaves_no_directory_or_a_whole_one(place, tmp_path, 
     old = {"old": torch.ones(3)}
     (tmp_path / "parent").mkdir()
     out = tmp_path / "parent" / "out"
-    for at in range(1, 100) if NIGHTLY else range(1, 100, 16):
+    for at in range(1, 100) if NIGHTLY else range(17, 100, 32):
         if how == "replace" and not out.exists():
             torch.save(old, tmp_path / "old.pt")
             export_hf(str(tmp_path / "old.pt"), out, config={"new": False})
@@ -227,6 +227,7 @@ def test_the_leftovers_of_a_killed_export_go_and_those_of_a_running_one_stay(pla
 # fault (Arguments of the caller): A Hugging Face directory is asked for and cannot be made: a file cannot be written,
 # a rank's file is missing, the mapping of tensor-parallel ranks is wrong, the dtype is unknown.
 # result: One sentence names the cause, and no directory appears.
+@pytest.mark.nightly("test_a_kill_at_any_step_leaves_no_directory_or_a_whole_one")
 def test_a_file_that_cannot_be_written_fails_the_export_in_one_sentence_and_leaves_nothing(place, tmp_path):
     torch.save(state_of(), tmp_path / "model.pt")
     said = place.run(

@@ -191,6 +191,7 @@ def test_storages_that_are_both_away_at_the_start_get_what_was_saved_when_they_a
 
 
 # fault: as test_a_far_storage_that_is_away_for_a_while_is_one_trouble_and_has_the_newest_version_when_it_is_back
+@pytest.mark.nightly("test_a_version_that_was_thinned_after_its_copy_was_made_stays_whole_in_the_far_storage")
 def test_a_version_that_the_near_storage_removed_or_thinned_meanwhile_is_no_failure(place, mount):
     events = []
     with nebulaml.Manager(place.storage, keep_last=2, keep_items={"optimizer": 1}, far=nebulaml.Far(mount / "far")) as manager:
@@ -281,6 +282,7 @@ def test_retention_leaves_a_version_alone_while_it_is_copied_and_no_save_waits(n
 
 
 # fault: as test_a_far_storage_that_is_away_for_a_while_is_one_trouble_and_has_the_newest_version_when_it_is_back
+@pytest.mark.nightly("test_a_trainer_that_is_killed_during_a_copy_has_the_newest_version_in_the_far_storage")
 def test_a_process_of_copies_that_is_killed_is_an_event_and_the_next_save_starts_another(nm, place, far, gate):
     events, (begun, go) = [], gate
     with nm.Manager(place.storage, far=nm.Far(far)) as manager:

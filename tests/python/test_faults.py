@@ -246,6 +246,7 @@ def ranks_of_two_containers(place, monkeypatch, first_is_inside):
 # result: The agent asks the kernel which process is behind a connection, and never trusts a number that a client
 # gives. The open part of a rank that it cannot see stays open while the rank is connected. For a rank of an earlier
 # agent it stays open `NEBULA_PERSIST_GIVE_UP` long. The agent tells two trainers with one number apart.
+@pytest.mark.nightly("test_a_checkpoint_is_there_when_every_rank_has_committed_and_not_before")
 @pytest.mark.parametrize("first_is_inside", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_search_closes_no_part_of_a_live_rank_in_another_pid_namespace(place, monkeypatch, first_is_inside):
     """The first rank has started the agent inside its namespace, where the agent cannot see the second rank."""

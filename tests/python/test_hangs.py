@@ -100,6 +100,7 @@ def test_a_hang_is_reported_with_the_stacks_of_all_ranks_the_last_one_first(plac
 
 
 # fault: as test_a_hang_is_reported_with_the_stacks_of_all_ranks_the_last_one_first
+@pytest.mark.nightly("test_a_hang_is_reported_with_the_stacks_of_all_ranks_the_last_one_first")
 def test_of_ranks_on_two_nodes_the_one_that_lags_behind_is_named_wherever_it_is(place, tmp_path):
     """Rank 1 is on another node, which has another agent."""
     words = ["LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"]
@@ -181,6 +182,7 @@ def test_with_restart_the_ranks_that_hang_are_killed(place):
     assert "hangs and is killed, because NEBULA_ON_HANG=restart is set" in log
 
 
+@pytest.mark.nightly("test_a_hang_is_reported_with_the_stacks_of_all_ranks_the_last_one_first")
 def test_a_phase_has_a_limit_of_its_own_and_one_rank_in_a_phase_speaks_for_all(place):
     ranks = [place.trainer(HANGS, place.storage, n, 2, stdin=True) for n in range(2)]
     for rank in ranks:

@@ -94,6 +94,7 @@ def test_a_file_of_no_tensors_is_an_empty_dict(tmp_path: Path, way: dict[str, bo
     assert torch.load(tmp_path / "none.pt", **way) == {}
 
 
+@pytest.mark.nightly("python/test_values.py::test_many_small_tensors_come_back")
 def test_thousands_of_tensors(tmp_path: Path) -> None:
     path = tmp_path / "many.pt"
     count = 3000

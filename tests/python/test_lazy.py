@@ -204,6 +204,7 @@ def test_torchs_own_refusals_stay(saved):
         torch.zeros(3).copy_(state["w"])
 
 
+@pytest.mark.nightly("test_a_model_gets_its_values_and_the_state_stays_unread")
 def test_assign_makes_parameters_of_the_meta_device_real(saved, net):
     state = saved(net.state_dict()).load("s.pt", lazy=True)
     with torch.device("meta"):
@@ -236,6 +237,7 @@ def test_an_optimizer_goes_on_exactly(saved):
     assert_same(optimizer.state_dict(), resumed.state_dict())
 
 
+@pytest.mark.nightly("test_a_target_of_another_kind_gets_the_same_values")
 def test_objects_of_the_program_and_other_places_are_loaded_as_usual(saved):
     parameter = torch.nn.Parameter(torch.randn(1000, 2000))
     state = {"w": torch.randn(1000, 2000), "storage": torch.randn(2_000).untyped_storage(), "parameter": parameter}
@@ -260,6 +262,7 @@ def test_a_function_for_map_location_sees_no_memory_without_values(saved):
     assert checkpoint.load("s.pt", map_location="meta", lazy=True)["w"].is_meta
 
 
+@pytest.mark.nightly("test_each_other_use_makes_the_same_object_an_ordinary_tensor")
 def test_a_state_is_saved_again_and_sent_to_other_processes(saved, nm):
     weights = torch.randn(1000, 2000)
     checkpoint = saved({"w": weights})
@@ -318,6 +321,7 @@ def test_values_that_were_read_stay(saved, place):
 
 
 # The process forks while another thread reads: the child has a lock of its own.
+@pytest.mark.nightly
 def test_a_forked_child_reads_by_itself(saved, net):
     state = saved(net.state_dict()).load("s.pt", lazy=True)
     lock = state["first.weight"]._lazy[0].lock()
@@ -344,6 +348,7 @@ def test_a_forked_child_reads_by_itself(saved, net):
     assert torch.equal(state["first.weight"], net.first.weight)
 
 
+@pytest.mark.nightly
 def test_two_threads_use_one_state(saved, net):
     checkpoint = saved(net.state_dict())
     for _ in range(5 if os.environ.get("NEBULA_TEST_NIGHTLY") else 2):

@@ -61,6 +61,7 @@ def test_with_1024_open_files_versions_of_many_files_become_durable_and_load(pla
 # fault (Memory): Images have no names, and memory has more files than the agent may have open (`ulimit -n`).
 # result: A save waits for older versions to become durable, as if memory were full. A version that needs more than
 # three quarters of the limit fails, says so, and costs no other version.
+@pytest.mark.nightly("test_with_1024_open_files_versions_of_many_files_become_durable_and_load")
 def test_without_named_images_a_version_of_too_many_files_fails_alone_and_says_why(place, monkeypatch):
     monkeypatch.setenv("NEBULA_MEMORY_DIR", "/proc/nowhere")  # images are memfds then, and need a descriptor each
     output = place.run(
@@ -95,6 +96,7 @@ def test_loaded_tensors_of_many_files_hold_no_open_files(place, few_descriptors)
 # fault (Memory): Versions have many small files.
 # result: Each file takes the pages that it needs, in memory and of the budget. No cost grows faster than the number of
 # files.
+@pytest.mark.nightly("test_with_1024_open_files_versions_of_many_files_become_durable_and_load")
 def test_small_files_take_the_pages_that_they_need(place, monkeypatch):
     """If each small file took 2 MiB, two versions of 300 files would need 1,200 MiB, and 2,000 files would be refused."""
     monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", "64M")
@@ -114,6 +116,7 @@ def test_small_files_take_the_pages_that_they_need(place, monkeypatch):
 # fault (Memory): Jobs have ended, while the agent works for others.
 # result: The newest version of each stays in memory for a restart, for `NEBULA_AGENT_LINGER`. Older ones leave memory
 # as soon as they are durable. Versions that storage does not have stay.
+@pytest.mark.nightly
 def test_runs_that_have_ended_give_their_memory_back_while_others_go_on(place, monkeypatch):
     """Twelve short runs, each with its own path, would otherwise hold two versions each until memory is full."""
     monkeypatch.setenv("NEBULA_AGENT_LINGER", "4")

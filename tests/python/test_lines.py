@@ -129,6 +129,7 @@ def test_a_smaller_step_of_the_same_run_begins_a_new_line_and_does_not_disappear
 
 
 # fault: as test_nothing_is_abandoned_by_a_run_that
+@pytest.mark.nightly("test_nothing_is_abandoned_by_a_run_that")
 def test_files_that_are_added_to_an_earlier_step_abandon_nothing(job):
     job.run("save(10, 20, 30)")
     job.run("""
@@ -172,7 +173,7 @@ def test_the_abandoned_stay_until_as_many_were_saved_as_are_kept(job):
 # fault (Storage): A program reads an old step, or steps of one run become complete in another order, or files are
 # added to an older step.
 # result: No version is abandoned.
-@pytest.mark.parametrize("how", ["compares", "commits in another order", *(pytest.param(how, marks=pytest.mark.nightly("test_nothing_is_abandoned_by_a_run_that")) for how in ("is another job", "writes a torn step again", "saves other tags"))])
+@pytest.mark.parametrize("how", ["compares", *(pytest.param(how, marks=pytest.mark.nightly("test_nothing_is_abandoned_by_a_run_that")) for how in ("commits in another order", "is another job", "writes a torn step again", "saves other tags"))])
 def test_nothing_is_abandoned_by_a_run_that(job, how):
     job.run("save(100, 200, 300)")
     newest = "300"
@@ -273,6 +274,7 @@ def test_a_job_that_goes_back_on_a_node_whose_agent_does_not_know_of_the_later_s
 # fault (Storage): A version's directory is moved away or removed by hand while the agent runs.
 # result: No search finds it any more, also not in memory: neither in the next run, nor in the next session of the same
 # process. `latest` names another version, and the state of an object that a program still has is `failed`.
+@pytest.mark.nightly
 def test_a_folder_that_was_moved_away_is_believed_by_the_agent_that_runs_on(job, place):
     job.run("save(100, 200)")
     (place.storage / "global_step200").rename(place.root / "diverged")

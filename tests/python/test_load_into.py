@@ -211,6 +211,7 @@ SHARDED = """
 """
 
 
+@pytest.mark.nightly("frameworks/test_dcp.py::test_fsdp2_resumes_bit_for_bit_after_sigkill_and_stock_load_reads_it")
 def test_dtensors_get_this_ranks_shard_in_place_and_no_other_ranks(place, monkeypatch):
     monkeypatch.setenv("MASTER_PORT", str(place.port))
     ranks = []
@@ -266,6 +267,7 @@ def memory_used():
     return status["agent"]["memory_used"]
 
 
+@pytest.mark.nightly
 def test_a_file_that_only_storage_has_is_read_by_the_program_and_kept_at_the_second_request(cold):
     state = {"w": torch.randn(700_001), "s": 3}
     checkpoint = cold(state)
@@ -341,7 +343,7 @@ def test_objects_that_look_at_values_while_they_are_built_get_them(cold):
     assert torch.equal(target["sparse"].to_dense(), sparse.to_dense()) and target["w"].all()
 
 
-@pytest.mark.parametrize("way", ["load", "load_into"])
+@pytest.mark.parametrize("way", ["load_into", pytest.param("load", marks=pytest.mark.nightly("test_a_flipped_byte_in_storage_is_found_on_either_way"))])
 def test_a_flipped_byte_in_storage_is_found_on_either_way(cold, place, way):
     checkpoint = cold({"w": torch.zeros(3_000_000)})
     file = place.storage / "cold" / "s.pt"

@@ -344,6 +344,7 @@ def test_an_infinite_metric_has_its_place_in_the_order_now_and_after_a_restart(p
 
 
 # fault: as test_ranks_on_two_nodes_load_the_oldest_of_many_versions_by_its_tag
+@pytest.mark.nightly("python/test_manager_many.py::test_a_manager_is_right_with_any_number_of_versions")
 def test_all_versions_count_however_many_there_are(place, monkeypatch):
     """More than any list of a rank used to have."""
     with nm.Manager(place.storage) as manager:
@@ -452,6 +453,7 @@ def test_steps_that_left_memory_are_not_listed(place):
             manager.on_event(3)
 
 
+@pytest.mark.nightly("test_without_wait_old_versions_go_in_the_background")
 def test_threads_may_save_while_others_look_and_old_versions_are_removed(place):
     failures = []
 
@@ -642,6 +644,7 @@ def compiled(model, *parts):
     return model
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("saved", "restored"), [((), (0, 2)), ((0, 2), ()), ((0,), (2,)), ((0, 2), (0, 2))])
 def test_parts_that_were_compiled_change_no_key(manager, saved, restored):
     model, other = compiled(made()[0], *saved), compiled(made(1)[0], *restored)
@@ -723,6 +726,7 @@ def mapped_files():
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if "nebula-test-" in line]
 
 
+@pytest.mark.nightly
 def test_a_resume_keeps_no_file(manager):
     parts = made()
     big = torch.nn.Linear(600, 600)
@@ -745,7 +749,7 @@ def forget_memory(place):
 
 
 @pytest.mark.parametrize("odd", [pytest.param(0, id="plain", marks=pytest.mark.nightly("test_extra_comes_back_as_it_was_in_memory_of_its_own")), pytest.param(Path("/x"), id="with an odd object")])
-@pytest.mark.parametrize("way", ["from memory", "from storage"])
+@pytest.mark.parametrize("way", ["from storage", pytest.param("from memory", marks=pytest.mark.nightly("test_extra_comes_back_as_it_was_in_memory_of_its_own"))])
 def test_extra_comes_back_as_it_was_in_memory_of_its_own(place, odd, way):
     """References to one object, memory that tensors share, cycles, parameters: all as torch.load restores them."""
     weight, alike = torch.arange(20_000.0), [1]

@@ -20,7 +20,7 @@ import torch.distributed.checkpoint as dcp
 from nebulaml.dcp import NebulaStorageReader, NebulaStorageWriter
 from waiting import until
 
-MANY = 1000 if os.environ.get("NEBULA_TEST_NIGHTLY") else 400
+MANY = 1000
 COUNTS = [65, *(pytest.param(count, marks=pytest.mark.nightly) for count in (1, 64, 1000))]
 
 
@@ -70,6 +70,7 @@ def test_a_manager_is_right_with_any_number_of_versions(place, storage, count):
         assert manager.best_step() == best_of(count)
 
 
+@pytest.mark.nightly("test_a_manager_is_right_with_any_number_of_versions")
 def test_an_agent_that_comes_after_another_ends_its_removals(place, storage):
     """No version becomes durable after that, and the trainer has saved, so it is not about to load."""
     for attempt in range(5):  # on a busy machine all removals may end before this process looks
@@ -154,7 +155,7 @@ def test_managers_on_two_nodes_are_right_with_any_number_of_versions(place, stor
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("count", [1, 65])
+@pytest.mark.parametrize("count", [65, pytest.param(1, marks=pytest.mark.nightly("test_a_framework_finds_the_oldest_of_many_by_its_directory"))])
 def test_a_framework_finds_the_oldest_of_many_by_its_directory(place, storage, count):
     """DCP asks for a tag in a directory, as DeepSpeed does."""
     state, found = {"w": torch.full((8,), 7.0)}, {"w": torch.zeros(8)}

@@ -186,6 +186,7 @@ def until_durable(place, step: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.nightly("test_many_versions_in_memory_leak_nothing_and_commit_quickly")
 @pytest.mark.timeout(1800)
 def test_many_versions_in_storage_leave_what_is_kept_and_nothing_else(place, monkeypatch):
     # Every version is persisted, so saving waits for storage; without a bound the queue would take half of the machine.

@@ -71,7 +71,7 @@ def torch_file(obj):
     return file
 
 
-@settings(max_examples=300 if os.environ.get("NEBULA_TEST_NIGHTLY") else 50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300 if os.environ.get("NEBULA_TEST_NIGHTLY") else 20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STRUCTURES)
 def test_pickle_and_storages_are_those_of_torch_save(obj):
     taken = pickling.capture(obj)
@@ -82,7 +82,7 @@ def test_pickle_and_storages_are_those_of_torch_save(obj):
     assert f"archive/data/{len(sizes)}" not in archive.namelist()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60 if os.environ.get("NEBULA_TEST_NIGHTLY") else 20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(obj=STRUCTURES)
 def test_a_load_equals_torch_save_and_torch_load(obj, nm):
     checkpoint = nm.Checkpoint("hypothesis")

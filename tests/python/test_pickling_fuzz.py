@@ -247,7 +247,7 @@ def assert_equal_leaves(first: list[Any], second: list[Any]) -> None:
             assert_same(one, other)
 
 
-@settings(max_examples=500 if os.environ.get("NEBULA_TEST_NIGHTLY") else 80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=500 if os.environ.get("NEBULA_TEST_NIGHTLY") else 40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(graphs())
 def test_any_graph_loads_as_from_torch_save(obj):
     taken = pickling.capture(obj)
@@ -259,7 +259,7 @@ def test_any_graph_loads_as_from_torch_save(obj):
     assert_equal_leaves(leaves(mine), leaves(theirs))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150 if os.environ.get("NEBULA_TEST_NIGHTLY") else 60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(graphs())
 def test_the_pickle_of_any_graph_is_that_of_torch_save(obj):
     taken = pickling.capture(obj)

@@ -113,7 +113,7 @@ costs_strategy = st.builds(
 )
 
 
-@settings(max_examples=40 if os.environ.get("NEBULA_TEST_NIGHTLY") else 10, deadline=None, phases=WITHOUT_SHRINKING)
+@settings(max_examples=40 if os.environ.get("NEBULA_TEST_NIGHTLY") else 5, deadline=None, phases=WITHOUT_SHRINKING)
 @given(costs_strategy)
 def test_goodput_of_two_tiers_is_the_simulators(costs):
     memory_s, storage_s = interval.intervals(costs)
@@ -329,7 +329,7 @@ INVALID = [
     (["--params", "7B", "--shiny"], "--shiny"),
     (["--params", "--"], "unrecognized arguments: --"),
 ]
-DAILY = 5  # of them in `make test`
+DAILY = 3  # of them in `make test`
 
 
 @pytest.mark.parametrize(("arguments", "why"), [*INVALID[:DAILY], *(pytest.param(*one, marks=pytest.mark.nightly("test_an_invalid_command_line_is_refused_with_one_sentence")) for one in INVALID[DAILY:])])
@@ -432,6 +432,7 @@ def test_a_configuration_that_cannot_be_written_whole_leaves_the_one_before(caps
     assert file.read_text() == "before" and os.listdir(tmp_path) == ["ds_config.json"]
 
 
+@pytest.mark.nightly
 def test_the_picture_is_one(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     assert run(capsys, "--params", "7B", "--nodes", 4, "--plot", tmp_path / "plan.png")[0] == 0
@@ -461,6 +462,7 @@ def test_what_a_job_has_shown_is_taken_from_its_ledger_and_an_option_comes_first
         command.main(["--params", "7B", "--goodput", str(spent)])
 
 
+@pytest.mark.nightly
 def test_limits_of_a_machine_are_measured_and_taken(capsys, tmp_path):
     code, plan = told(capsys, "--params", "125M", "--measure", "--path", tmp_path / "store", "--gpus", 1)
     for name in ("copy_rate", "write_rate", "read_rate", "host_memory"):

@@ -79,6 +79,7 @@ RESUMES = """
 """
 
 
+@pytest.mark.nightly
 def test_a_resume_from_storage_has_the_memory_of_the_first_save_made_before_it(place, monkeypatch):
     """For files of the sizes that the newest checkpoint has. Saves of other sizes get memory of their own, and that memory goes."""
 

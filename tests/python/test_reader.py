@@ -448,7 +448,7 @@ class Measured(Trainer):
         assert self.process.stdout.readline().strip() in (line.split()[0], "loaded")
 
 
-@pytest.mark.parametrize("is_elsewhere", [False, True])
+@pytest.mark.parametrize("is_elsewhere", [False, pytest.param(True, marks=pytest.mark.nightly("test_follow_gives_a_checkpoint_when_it_is_the_best_so_far"))])
 def test_follow_gives_a_checkpoint_when_it_is_the_best_so_far(place, elsewhere, is_elsewhere):
     place.storage.mkdir()
     trainer = Measured(place)
@@ -474,7 +474,7 @@ def test_follow_gives_a_checkpoint_when_it_is_the_best_so_far(place, elsewhere, 
 
 
 # fault: as test_a_reader_whose_storage_goes_away_waits_for_it_and_gives_nothing_twice
-@pytest.mark.parametrize("is_elsewhere", [False, True])
+@pytest.mark.parametrize("is_elsewhere", [pytest.param(False, marks=pytest.mark.nightly("test_readers_follow_a_trainer_that_goes_on_from_an_older_step_and_none_goes_back")), True])
 def test_readers_follow_a_trainer_that_goes_on_from_an_older_step_and_none_goes_back(place, elsewhere, is_elsewhere):
     place.storage.mkdir()
     trainer = Measured(place)
@@ -517,6 +517,7 @@ def test_a_reader_whose_storage_goes_away_waits_for_it_and_gives_nothing_twice(p
     trainer.end()
 
 
+@pytest.mark.nightly("test_a_reader_on_another_node_loads_from_the_memory_of_a_trainers_node_what_storage_lacks")
 def test_a_reader_of_another_node_loads_parts_into_its_own_tensors(place, elsewhere):
     place.storage.mkdir()
     trainer = place.trainer(

@@ -56,7 +56,7 @@ def is_counted(folder: Path) -> bool:
     return fetched(os.getpid()) - before >= 1 << 20
 
 
-@pytest.mark.parametrize(("how", "memory"), [pytest.param("whole", "1G", marks=pytest.mark.nightly("test_two_ranks_that_load_the_same_file_read_the_disk_once")), ("into", "1G"), ("whole", "8M")])
+@pytest.mark.parametrize(("how", "memory"), [pytest.param("whole", "1G", marks=pytest.mark.nightly("test_two_ranks_that_load_the_same_file_read_the_disk_once")), ("into", "1G"), pytest.param("whole", "8M", marks=pytest.mark.nightly("test_two_ranks_that_load_the_same_file_read_the_disk_once"))])
 def test_two_ranks_that_load_the_same_file_read_the_disk_once(how, memory, place, nm, monkeypatch):
     place.storage.mkdir(exist_ok=True)
     if not is_counted(place.storage):

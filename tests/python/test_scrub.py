@@ -73,6 +73,7 @@ def test_a_manifest_is_made_again_from_the_agents_memory_if_the_index_is_gone_to
 
 
 # fault: as test_a_damaged_or_missing_manifest_is_made_again_from_its_records
+@pytest.mark.nightly("test_a_manifest_is_made_again_from_the_agents_memory_if_the_index_is_gone_too")
 def test_a_manifest_of_a_later_line_of_history_is_made_again_with_it(place):
     for step in (1, 2, 3):
         save(place, f"global_step{step}")
@@ -110,7 +111,7 @@ def record_of(place, tag: str) -> Path:
 # fault (Storage): A record is damaged or missing, and memory has the version.
 # result: The agent that has written it, or its manifest, has its bytes, and `nebula verify --repair` puts them back. Without that agent, a line names
 # the record and `--from`.
-@pytest.mark.parametrize("how", ["bit", "cut", "empty", "removed"])
+@pytest.mark.parametrize("how", ["bit", *(pytest.param(how, marks=pytest.mark.nightly("test_a_damaged_or_missing_record_is_repaired_from_the_agents_memory")) for how in ("cut", "empty", "removed"))])
 def test_a_damaged_or_missing_record_is_repaired_from_the_agents_memory(place, how):
     sound = {}
     for tag in ("global_step1", "global_step2"):
@@ -130,7 +131,7 @@ def test_a_damaged_or_missing_record_is_repaired_from_the_agents_memory(place, h
 
 
 # fault: as test_a_damaged_or_missing_record_is_repaired_from_the_agents_memory
-@pytest.mark.parametrize("how", ["bit", "removed"])
+@pytest.mark.parametrize("how", ["removed", pytest.param("bit", marks=pytest.mark.nightly("test_a_record_is_repaired_with_the_manifest_that_names_it"))])
 def test_a_record_is_repaired_with_the_manifest_that_names_it(place, how):
     file = save(place)
     record, sound = record_of(place, "global_step1"), file.read_bytes()
@@ -159,7 +160,7 @@ def test_the_record_of_files_that_carry_over_is_repaired(place):
 
 
 # fault: as test_a_damaged_or_missing_record_is_repaired_from_the_agents_memory
-@pytest.mark.parametrize("how", ["bit", "removed"])
+@pytest.mark.parametrize("how", ["bit", pytest.param("removed", marks=pytest.mark.nightly("test_the_agent_writes_a_record_again_that_a_reader_has_found_damaged"))])
 def test_the_agent_writes_a_record_again_that_a_reader_has_found_damaged(place, how):
     save(place)
     record = record_of(place, "global_step1")

@@ -219,6 +219,7 @@ def test_a_copy_that_fails_behind_a_save_is_raised_by_the_next_call(place):
         checkpoint.commit()
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_that_was_given_up_while_it_was_copied_leaves_no_failure_for_the_next_call(place, caplog):
     """The agent takes the image back, so the copies fail. The program knows why: its own exception has ended the block."""
     state = {"w": torch.ones(20 << 20)}

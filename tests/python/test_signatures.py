@@ -267,6 +267,7 @@ def test_what_a_session_without_a_policy_has_read_is_checked_before_a_session_wi
         nm.get_checkpoint("global_step1").load("model.pt")
 
 
+@pytest.mark.nightly("test_files_that_carry_over_keep_their_signature")
 def test_a_copy_keeps_its_signature_and_a_version_that_goes_takes_it_along(signed):
     other = signed.root / "other"
     nebula("copy", signed.storage, other, "--all")
@@ -326,6 +327,7 @@ def test_a_reader_and_dcp_meet_the_same_policy(place, keys, monkeypatch):
         dcp.load(found, storage_reader=NebulaStorageReader(place.storage / "global_step2"))
 
 
+@pytest.mark.nightly("test_what_the_agent_signs_is_read_and_nothing_else")
 def test_openssfs_verifier_accepts_the_bundle_of_a_directory(place, keys):
     verifying = pytest.importorskip("model_signing.verifying")
     exported = place.root / "exported"
@@ -401,6 +403,7 @@ def test_two_changes_of_the_trusted_keys_at_once_lose_none(place, keys):
     assert len(json.loads(nebula("sign", "--trusted", "--json").stdout)["trusted"]) == 3
 
 
+@pytest.mark.nightly("test_two_changes_of_the_trusted_keys_at_once_lose_none")
 def test_more_trusted_keys_than_are_read_are_refused_and_the_list_stays(place, keys):
     keys.make("key0")
     pem = "".join((keys.make(f"key{number}", trust=False).with_suffix(".pub")).read_text() for number in range(1, 64))

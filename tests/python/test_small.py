@@ -31,7 +31,7 @@ def test_a_listing_is_typed_rows_that_show_themselves(nm):
     assert "durable" in checkpoint._repr_html_() and "a&lt;b.pt" in checkpoint._repr_html_()
 
 
-@pytest.mark.nightly("python/test_cow.py::test_tensors_made_after_the_import_lie_in_huge_pages_and_are_protected")
+@pytest.mark.nightly
 @pytest.mark.parametrize("imports", ["import nebulaml, torch", "import torch, nebulaml", "import nebulaml"])
 def test_an_import_changes_nothing_for_child_processes(imports):
     code = f"""

@@ -52,7 +52,7 @@ def nodes(place: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str
 # result: Each node loads the last writing, by tag, as the newest, and through an object that the program made for the
 # tag. Files that a save keeps are of that writing. The earlier one leaves memory.
 @pytest.mark.parametrize("tag", ["last", pytest.param("global_step5", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("agent", ["lives on", "was killed"])
+@pytest.mark.parametrize("agent", ["lives on", pytest.param("was killed", marks=pytest.mark.nightly("test_a_tag_has_the_bytes_of_its_last_writing_on_each_node_that_a_job_comes_back_to"))])
 def test_a_tag_has_the_bytes_of_its_last_writing_on_each_node_that_a_job_comes_back_to(nodes, tag, agent):
     nodes("a").run(f"save({tag!r}, x='A')")
     assert nodes("b").run(f"say(has(newest())); save({tag!r}, x='B')") == ["x=A"]
@@ -210,6 +210,7 @@ def test_all_ranks_of_a_node_load_the_version_that_the_first_of_them_has_found(n
 
 
 # fault: as test_all_ranks_of_a_node_load_the_version_that_the_first_of_them_has_found
+@pytest.mark.nightly("test_all_ranks_of_a_node_load_the_version_that_the_first_of_them_has_found")
 def test_all_ranks_of_a_node_list_the_steps_that_the_first_of_them_has_listed(nodes, ask):
     nodes("a").run("save('global_step7', x='A')")
     assert ask(0, "manager().latest_step()") == "7"
@@ -219,6 +220,7 @@ def test_all_ranks_of_a_node_list_the_steps_that_the_first_of_them_has_listed(no
 
 
 # fault: as test_all_ranks_of_a_node_load_the_version_that_the_first_of_them_has_found
+@pytest.mark.nightly("test_all_ranks_of_a_node_load_the_version_that_the_first_of_them_has_found")
 def test_all_ranks_of_a_node_load_one_version_of_another_path(nodes, ask):
     elsewhere = "nm.init(sys.argv[1] + '-2', 0, 2, on_error='raise'); "
     nodes("a").run(f"{elsewhere}save('global_step7', x='A')")
@@ -229,6 +231,7 @@ def test_all_ranks_of_a_node_load_one_version_of_another_path(nodes, ask):
 
 
 # fault: as test_all_ranks_of_a_node_load_the_version_that_the_first_of_them_has_found
+@pytest.mark.nightly("test_all_ranks_of_a_node_load_the_version_that_the_first_of_them_has_found")
 def test_a_rank_that_connects_when_another_one_has_left_gets_the_same_version(nodes, ask):
     nodes("a").run("save('last', x='A')")
     look = "(nm.init(sys.argv[1], 0, 2, on_error='raise'), newest(), nm._shutdown())[1].tag"
@@ -250,6 +253,7 @@ def test_what_the_run_itself_has_saved_to_another_path_is_found_at_once(ask):
 # fault (Deaths): A rank makes its first checkpoint without a name later than another one, which has been completed without it, or another
 # node has made one durable meanwhile.
 # result: Both ranks save to checkpoints of one name: no checkpoint has the files of two steps.
+@pytest.mark.nightly
 def test_ranks_count_checkpoints_without_a_name_from_one_number(nodes, ask):
     nodes("a").run("save('checkpoint-4', x='A')")
     assert ask(0, "nm.Checkpoint().tag") == "checkpoint-5"

@@ -55,7 +55,7 @@ def bytes_of(state):
     return sum(tensor.nbytes for tensor in (state["large"], state["parameter"], *state["small"].values()))
 
 
-@pytest.mark.parametrize("weights_only", [False, True])
+@pytest.mark.parametrize("weights_only", [True, pytest.param(False, marks=pytest.mark.nightly("test_a_load_returns_when_all_values_are_on_the_device"))])
 @pytest.mark.parametrize("location", [*(pytest.param(one, marks=pytest.mark.nightly("test_a_load_returns_when_all_values_are_on_the_device")) for one in ("cuda", torch.device("cuda"))), "cuda:0"])
 def test_a_load_returns_when_all_values_are_on_the_device(nm, fake, location, weights_only):
     state = state_of(1)
@@ -80,7 +80,7 @@ def test_load_into_fills_tensors_on_the_device_through_pinned_memory(nm, fake):
     assert sum(fake.uploaded) >= state["large"].nbytes + state["parameter"].nbytes and target["large"]._version > version
 
 
-@pytest.mark.parametrize("how", ["queue_fails", "copy_fails"])
+@pytest.mark.parametrize("how", ["copy_fails", pytest.param("queue_fails", marks=pytest.mark.nightly("test_a_device_that_fails_ends_the_load_and_no_copy_runs_on"))])
 def test_a_device_that_fails_ends_the_load_and_no_copy_runs_on(nm, fake, how):
     checkpoint = saved(nm, state_of(1))
     setattr(fake, how, True)

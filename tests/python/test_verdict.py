@@ -110,6 +110,7 @@ def test_a_rank_that_dies_in_the_middle_of_a_save_breaks_the_job_until_a_version
         rank.wait()
 
 
+@pytest.mark.nightly("test_a_rank_that_dies_in_the_middle_of_a_save_breaks_the_job_until_a_version_is_complete_again")
 def test_ranks_that_never_come_are_a_risk_and_break_the_job_when_the_others_go_on(place, monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
@@ -149,6 +150,7 @@ def let_go(place, monkeypatch, waits):
     waits.wait("durable", 60)
 
 
+@pytest.mark.nightly("test_storage_that_fails_is_a_risk_then_breaks_the_job_and_ends_when_it_works")
 def test_storage_that_is_slow_is_a_risk_while_it_writes(place, monkeypatch):
     monkeypatch.setenv("NEBULA_STORE_MBPS", "1")  # minutes for the version: for longer than the commands take
     nebulaml.init(str(place.storage), 0, 2)
@@ -159,6 +161,7 @@ def test_storage_that_is_slow_is_a_risk_while_it_writes(place, monkeypatch):
     becomes(place, "fine")
 
 
+@pytest.mark.nightly("test_storage_that_fails_is_a_risk_then_breaks_the_job_and_ends_when_it_works")
 def test_memory_that_has_no_room_for_the_next_version_is_a_risk(place, monkeypatch):
     monkeypatch.setenv("NEBULA_STORE_MBPS", "1")
     monkeypatch.setenv("NEBULA_MEMORY_BUFFER_SIZE", str(300 * MIB))
@@ -169,6 +172,7 @@ def test_memory_that_has_no_room_for_the_next_version_is_a_risk(place, monkeypat
     becomes(place, "fine")
 
 
+@pytest.mark.nightly("test_storage_that_fails_is_a_risk_then_breaks_the_job_and_ends_when_it_works")
 def test_a_version_without_the_copies_that_were_asked_for_is_a_risk(place):
     nebulaml.init(str(place.storage), 0, 2, replicas=1)
     save(1).wait("durable")

@@ -127,6 +127,7 @@ def test_a_follower_that_comes_late_or_falls_behind_has_the_newest_and_never_goe
         until(lambda: len(list(place.storage.glob("publication-*/weights"))) == 2, 60, f"two whole publications stay of {wholes}")
 
 
+@pytest.mark.nightly("test_a_follower_that_comes_late_or_falls_behind_has_the_newest_and_never_goes_back")
 def test_a_follower_that_comes_late_does_not_hold_a_chain_of_many_times_the_weights_in_memory(place, follower):
     state = weights(2_000_000)
     size = sum(tensor.nbytes for tensor in state.values())
@@ -328,6 +329,7 @@ def test_a_trainer_that_is_killed_before_its_values_are_copied_does_not_keep_the
         pytest.fail("the second run has published nothing")
 
 
+@pytest.mark.nightly
 def test_a_publisher_that_waits_for_another_one_of_its_node_says_for_which_and_goes_on_when_that_has_ended(place, follower, caplog):
     state = weights()
     first, second = nm.Publisher(state, place.storage), nm.Publisher(state, place.storage)
@@ -418,6 +420,7 @@ def test_the_maker_of_a_run_that_was_killed_and_the_next_run_on_another_node_tak
     new.kill()
 
 
+@pytest.mark.nightly("test_the_maker_of_a_run_that_was_killed_and_the_next_run_on_another_node_take_different_numbers")
 def test_a_publisher_that_lives_on_beside_a_later_one_is_told_so_and_leaves_nothing(place, follower, caplog):
     with nm.Publisher(state := weights(), place.storage) as old:
         old.publish(1)
@@ -442,6 +445,7 @@ def test_a_publisher_that_lives_on_beside_a_later_one_is_told_so_and_leaves_noth
     new.kill()
 
 
+@pytest.mark.nightly("test_what_a_trainer_has_published_comes_although_it_dies_and_the_next_run_goes_on_after_it")
 def test_what_a_maker_that_died_had_not_made_another_one_makes(place, follower):
     state = weights()
     with nm.Publisher(state, place.storage) as publisher:
@@ -489,6 +493,7 @@ def test_more_publications_than_the_makers_pipe_holds_wait_for_the_maker(place, 
     assert version.step == step and same(version.tensors(), state)
 
 
+@pytest.mark.nightly("test_a_follower_has_each_publication_exactly_and_reads_only_what_changed")
 def test_a_follower_with_an_agent_of_its_own_reads_storage(place, tmp_path):
     """As on another machine."""
     follow = """
@@ -544,6 +549,7 @@ def test_a_damaged_delta_gives_no_wrong_weights_and_the_next_whole_publication_i
 # result: The last publication is completed, unless SIGKILL came before its values were copied; the next run publishes
 # after it, with a greater number. No subscriber has wrong weights or goes back. The next subscriber removes the
 # directory in memory that the killed one made.
+@pytest.mark.nightly("test_what_a_trainer_has_published_comes_although_it_dies_and_the_next_run_goes_on_after_it")
 def test_random_deaths_never_give_wrong_weights_and_never_go_back(place, tmp_path):
     """Trainer, maker, agent and follower die at random moments. NEBULA_TEST_KILLS: how many."""
     rounds, seed, chance = KILLS, SEED, random.Random(SEED)
@@ -620,6 +626,7 @@ def test_publish_keeps_one_publisher_for_a_model(place, follower):
         assert version.step == step and torch.equal(version.tensors()["weight"], net.weight.detach())
 
 
+@pytest.mark.nightly("test_publish_keeps_one_publisher_for_a_model")
 def test_publish_takes_the_options_of_a_later_call_and_keeps_the_others(place, follower):
     net = torch.nn.Linear(4, 4)
     for step, options, dtype in ((1, {"name": "a.safetensors"}, torch.float32), (2, {"dtype": torch.bfloat16}, torch.bfloat16), (3, {}, torch.bfloat16)):
@@ -630,6 +637,7 @@ def test_publish_takes_the_options_of_a_later_call_and_keeps_the_others(place, f
 
 
 # fault: as test_random_deaths_never_give_wrong_weights_and_never_go_back
+@pytest.mark.nightly("test_a_second_process_does_not_get_the_directory_of_a_living_subscriber")
 def test_the_memory_of_a_follower_that_was_killed_is_freed_by_the_next_one_and_that_of_a_living_one_is_not(place):
     follow = """
         subscriber = nm.Subscriber(sys.argv[1], poll=0.2)
@@ -658,6 +666,7 @@ def test_the_memory_of_a_follower_that_was_killed_is_freed_by_the_next_one_and_t
     assert not living.exists()
 
 
+@pytest.mark.nightly
 def test_what_an_engine_makes_in_the_directory_does_not_keep_the_next_weights_from_it(place, follower, tmp_path, caplog):
     state, kept = weights(), tmp_path / "kept"
     kept.mkdir()
@@ -676,6 +685,7 @@ def test_what_an_engine_makes_in_the_directory_does_not_keep_the_next_weights_fr
     assert "cannot be staged" not in caplog.text and (kept / "file").read_bytes() == b"of the engine"
 
 
+@pytest.mark.nightly
 def test_a_follower_without_room_says_so_and_goes_on_when_there_is_some(place, follower, caplog):
     state = weights()
     with nm.Publisher(state, place.storage) as publisher:
@@ -782,6 +792,7 @@ def test_receivers_of_slimes_directories_find_each_version_whole(place, tmp_path
         assert not list(root.glob("weight_v*")) and not (root / "latest").exists()
 
 
+@pytest.mark.nightly("test_values_that_cannot_be_taken_leave_the_publication_before_them_to_its_maker")
 def test_a_failed_request_leaves_no_values_for_the_next_publication(place, follower, monkeypatch):
     state = weights()
     with nm.Publisher(state, place.storage) as publisher:
@@ -861,6 +872,7 @@ def test_a_forked_child_does_not_keep_the_maker_from_noticing_the_end_of_the_tra
 
 # fault (Deaths): A child that the program has forked ends by sys.exit(), and so leaves the blocks of a publisher and a subscriber.
 # result: It ends at once. The subscriber's directory and the publication that is being made stay as they are.
+@pytest.mark.nightly("test_a_forked_child_does_not_keep_the_maker_from_noticing_the_end_of_the_trainer")
 def test_the_end_of_a_forked_child_closes_nothing_of_its_parents(place):
     state = weights()
     with nm.Publisher(state, place.storage) as publisher, nm.Subscriber(place.storage, poll=0.2) as follower:

@@ -21,7 +21,7 @@ NUMPY = ("numpy", "numpy.libs")
 Run = Callable[..., list[str]]
 
 
-@pytest.fixture(scope="module", params=["NumPy", "neither"])
+@pytest.fixture(scope="module", params=[pytest.param("NumPy", marks=pytest.mark.nightly), "neither"])
 def interpreter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the Python of an environment that has the files of the package, and NumPy at most."""
     made = tmp_path_factory.mktemp("env") / "env"
