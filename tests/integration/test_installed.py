@@ -96,6 +96,7 @@ def check_that_it_resumes(run, tmp_path):
     assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
 
 
+@pytest.mark.nightly("test_arrays_of_fortran_come_back_and_are_torchs_in_reverse_order", "test_a_program_in_cpp_finds_the_library_by_pkg_config_and_survives_sigkill")
 def test_a_program_in_fortran_survives_sigkill(prefix, environment, tmp_path):
     needs("gfortran")
     source, walk = prefix / "include/nebula.f90", tmp_path / "walk"
@@ -296,7 +297,8 @@ done
 EXAMPLES = {"heat": 700, "walk": 200, "fortran": 200, "mpi": 200, "rust": 200, "julia": 200}  # and the step from which each resumes
 
 
-@pytest.mark.parametrize(("example", "step"), [pytest.param(*one, marks=() if one[0] == "heat" else pytest.mark.nightly("test_the_commands_of_an_examples_readme_work_as_printed")) for one in EXAMPLES.items()])
+@pytest.mark.nightly("integration/test_heat.py::test_a_killed_run_ends_as_one_that_was_not", "test_a_program_in_cpp_finds_the_library_by_pkg_config_and_survives_sigkill")
+@pytest.mark.parametrize(("example", "step"), EXAMPLES.items())
 def test_the_commands_of_an_examples_readme_work_as_printed(environment, tmp_path, example, step):
     """Types them in a mount namespace, so that nothing stays in /usr/local. The install takes the build that the tests use."""
     for program in {"fortran": ["gfortran"], "mpi": ["mpicc", "mpirun"], "rust": ["rustc"], "julia": ["julia"]}.get(example, []):

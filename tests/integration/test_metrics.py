@@ -113,13 +113,14 @@ def test_a_save_in_the_future_is_not_the_last_success_for_a_year(run, tmp_path):
     assert told[("nebula_checkpoint_size_bytes",)] == 123
 
 
-@pytest.mark.nightly("test_the_numbers_are_those_of_the_history_and_no_tag_is_in_them", "test_alert_rules_and_the_queries_of_the_dashboard_are_sound")
+@pytest.mark.nightly("test_the_numbers_are_those_of_the_history_and_no_tag_is_in_them", "test_dashboard_rules_and_documentation_name_exactly_what_is_exposed")
 def test_promtool_has_no_complaint(run, history, promtool):
     told = run("metrics", "--history", history)
     checked = subprocess.run([promtool, "check", "metrics"], input=told.stdout, capture_output=True, text=True)
     assert checked.returncode == 0 and checked.stdout + checked.stderr == ""
 
 
+@pytest.mark.nightly("test_dashboard_rules_and_documentation_name_exactly_what_is_exposed")
 def test_alert_rules_and_the_queries_of_the_dashboard_are_sound(promtool, tmp_path):
     checked = subprocess.run([promtool, "check", "rules", ROOT / "docs/alerts.yml"], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
@@ -196,7 +197,7 @@ CASES = [
 ]
 
 
-@pytest.mark.nightly("test_alert_rules_and_the_queries_of_the_dashboard_are_sound")
+@pytest.mark.nightly("test_dashboard_rules_and_documentation_name_exactly_what_is_exposed")
 def test_each_alert_fires_for_its_fault_and_none_for_a_job_that_is_well_or_has_just_begun(promtool, tmp_path):
     """Each case is an instance, because no rule joins instances: promtool evaluates the rules once for all cases."""
     series, firing = [], []

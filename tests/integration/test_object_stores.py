@@ -252,7 +252,8 @@ def test_a_container_that_does_not_exist_is_not_an_empty_storage_path(name, path
     assert re.search("may list +BAD .*: create the (container|bucket)", told.stdout), told.stdout
 
 
-@pytest.mark.parametrize("name", ["s3", pytest.param("gs", marks=pytest.mark.nightly), pytest.param("buckets", marks=pytest.mark.nightly)])
+@pytest.mark.nightly("test_a_job_on_an_object_store_is_killed_and_goes_on_where_it_was", "frameworks/test_dcp.py::test_fsdp2_resumes_bit_for_bit_after_sigkill_and_stock_load_reads_it")
+@pytest.mark.parametrize("name", ["s3", "gs", "buckets"])
 def test_a_checkpoint_of_torch_distributed_is_saved_and_loaded_by_its_url(name, tmp_path):
     assert "resumed" in run_beside(name, tmp_path, DCP)
 

@@ -302,7 +302,7 @@ def check_that_all_resume(nodes: list[Node], lost: str) -> None:
         assert output == "global_step2\n", errors + nodes[rank].log
 
 
-@pytest.mark.nightly("test_the_nodes_that_are_left_agree_on_a_version_of_which_rank_0_alone_had_saved_a_file")
+@pytest.mark.nightly("test_the_nodes_that_are_left_agree_on_a_version_if_one_of_them_keeps_the_copy_of_the_lost_share")
 def test_two_ranks_agree_on_a_version_that_one_has_from_a_peer(world):
     """Rank 0's node is lost. The only other copy of its share of step 2 is in the memory of rank 1's node."""
     nodes = [world.node("a"), world.node("b")]
@@ -317,7 +317,8 @@ def test_the_nodes_that_are_left_agree_on_a_version_if_one_of_them_keeps_the_cop
     check_that_all_resume(nodes[:2], "2")
 
 
-@pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.nightly("test_the_nodes_that_are_left_agree_on_a_version_if_one_of_them_keeps_the_copy_of_the_lost_share", "test_the_nodes_that_are_left_load_the_lost_share_from_memory_though_storage_has_it")
+@pytest.mark.parametrize("lost", [0, 2])
 def test_the_nodes_that_are_left_agree_on_a_version_of_which_rank_0_alone_had_saved_a_file(world, lost):
     """As with DDP. The lost node is that of rank 0, or one whose rank had saved none."""
     nodes = [world.node("a"), world.node("b"), world.node("c")]
@@ -527,7 +528,7 @@ def through(world: World, b: Node, deed: str, after: int) -> tuple[Node, Tamper]
     ("deed", "line"),
     [
         ("flip", "turned the peer at .* away: .*the data that came is not the data that the peer sent"),
-        ("cut", "in the middle of a copy|closed the connection"),
+        pytest.param("cut", "in the middle of a copy|closed the connection", marks=pytest.mark.nightly("test_a_frame_spoilt_on_the_way_is_refused_and_sent_anew")),
     ],
 )
 def test_a_frame_spoilt_on_the_way_is_refused_and_sent_anew(world, deed, line):
@@ -570,8 +571,10 @@ def test_a_recorded_conversation_opens_nothing_when_played_again(world):
     "noise",
     [
         b"",
-        b"GET / HTTP/1.1\r\n\r\n",
-        struct.pack("<IHHQIIQ", 0x5042454E, 1, 1, 1, 0, 0, 0) * 8,
+        *(
+            pytest.param(noise, marks=pytest.mark.nightly("test_a_client_that_does_not_speak_the_protocol_is_turned_away"))
+            for noise in (b"GET / HTTP/1.1\r\n\r\n", struct.pack("<IHHQIIQ", 0x5042454E, 1, 1, 1, 0, 0, 0) * 8)
+        ),
         b"\x16\x03\x01\xff\xff" + b"\0" * 64,
     ],
 )
@@ -808,6 +811,7 @@ def test_a_spare_node_without_room_leaves_the_copy_to_the_next_choice(world):
     assert "no room for a copy of node" in spare.log and 'spare node "s" has no room' in a.log
 
 
+@pytest.mark.nightly("test_a_spare_node_without_room_leaves_the_copy_to_the_next_choice")
 def test_a_spare_node_without_room_and_without_a_next_choice_is_asked_again_later_and_not_at_once(world):
     world.spare("s", NEBULA_PEER_MEMORY="1M")
     a = world.node("a")

@@ -57,6 +57,7 @@ def resume(world, nodes, report, expected, tier, run="r1", steps=3):
     return ranks
 
 
+@pytest.mark.nightly("test_sigkill_of_one_rank_in_the_middle_of_a_version")
 def test_sigkill_of_one_rank(world):
     ranks = train(world, ONE, "r1", 1, 3)
     assert kill(ranks[1:2]) == [-signal.SIGKILL]
@@ -78,6 +79,7 @@ def test_sigkill_of_one_rank_in_the_middle_of_a_version(world):
     resume(world, ONE, "one rank before it committed", 3, "memory", steps=4)
 
 
+@pytest.mark.nightly("test_sigkill_of_everything_at_once", "test_sigkill_of_one_rank_in_the_middle_of_a_version")
 def test_sigkill_of_all_ranks(world):
     kill(train(world, ONE, "r1", 1, 3))
     resume(world, ONE, "all ranks", 3, "memory")
@@ -108,6 +110,7 @@ def test_power_loss_of_the_only_node(world):
     resume(world, ONE, "the node with its memory", 2, "storage")
 
 
+@pytest.mark.nightly("test_sigkill_of_everything_at_once", "test_one_of_two_nodes_with_its_memory_goes_back_to_what_is_durable")
 def test_agent_and_ranks_of_one_of_two_nodes(world):
     ranks = train(world, TWO, "r1", 1, 3)
     world.kill_agents("b")
@@ -151,6 +154,7 @@ def test_sigterm_of_all_ranks(world):
     resume(world, ONE, "SIGTERM", 3, "memory")
 
 
+@pytest.mark.nightly("test_sigterm_of_all_ranks", "test_a_normal_exit_with_work_in_the_queue")
 def test_an_exception_in_the_loop(world):
     ranks = train(world, ONE, "r1", 1, 3)
     world.quiet = True

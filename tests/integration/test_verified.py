@@ -93,9 +93,9 @@ def test_a_list_of_checks_that_cannot_be_read_counts_as_empty_and_is_written_aga
     assert list(json.loads(file.read_text())["versions"]) == ["global_step4"], "entries of versions that are gone stay"
 
 
-@pytest.mark.parametrize("words", [["--sample", "5"], ["--sample", "0%"], ["--sample", "101%"], ["--bytes", "x"], ["--time", "-1"], ["--sample", "5%", "--all"], ["--bytes", "1G", "latest"]])
-def test_a_wrong_sample_is_a_wrong_command_line(run, four, words):
-    assert run("verify", *words, "--path", four).returncode == 2
+def test_a_wrong_sample_is_a_wrong_command_line(run, four):
+    for words in ("--sample 5", "--sample 0%", "--sample 101%", "--bytes x", "--time -1", "--sample 5% --all", "--bytes 1G latest"):
+        assert run("verify", *words.split(), "--path", four).returncode == 2, words
 
 
 def spoil(path):
@@ -191,9 +191,13 @@ def test_a_manifest_is_not_repaired_from_another_version_of_its_tag(run, four, m
 
 # fault (Storage): A manifest is damaged or missing, and its records and the index, or memory, say what it was.
 # result: `nebula verify --repair` makes it again. Else it writes nothing, and says why and what to do. A newer version of the tag stays.
-@pytest.mark.parametrize("is_missing", [False, True])
-@pytest.mark.parametrize("words", [["--all"], ["--every", "7d"], ["global_step3"]])
+WAYS = [(words, is_missing) for words in ("--all", "--every 7d", "global_step3") for is_missing in (False, True)]
+BY_DAY = ("--all", False), ("--every 7d", True)
+
+
+@pytest.mark.parametrize(("words", "is_missing"), [pytest.param(*one, marks=() if one in BY_DAY else pytest.mark.nightly("test_a_damaged_or_missing_manifest_is_made_again_from_its_records")) for one in WAYS])
 def test_a_damaged_or_missing_manifest_is_made_again_from_its_records(run, four, make, is_missing, words):
+    words = words.split()
     make("global_step3", "a.pt=4000", "b.pt=5000", "--writing", "2")
     (manifest,) = (four / "global_step3/.nebula").glob("manifest-*")
     before, files = listed(run, four), {path: path.read_bytes() for path in four.glob("*/*.pt")}
@@ -264,9 +268,9 @@ def test_repairs_at_once_of_which_one_is_killed_leave_one_whole_version(nebula, 
     assert [len(one["files"]) for one in json.loads(run("verify", "--all", "--json", "--path", store).stdout)["versions"]] == [2] * 8
 
 
-@pytest.mark.parametrize("words", [["--rate", "0"], ["--rate", "x"], ["--every", "x"], ["--from", "/tmp"], ["--every", "7d", "--all"]])
-def test_a_wrong_scrub_is_a_wrong_command_line(run, four, words):
-    assert run("verify", *words, "--path", four).returncode == 2
+def test_a_wrong_scrub_is_a_wrong_command_line(run, four):
+    for words in ("--rate 0", "--rate x", "--every x", "--from /tmp", "--every 7d --all"):
+        assert run("verify", *words.split(), "--path", four).returncode == 2, words
 
 
 def test_a_damaged_and_a_missing_object_are_repaired_from_a_directory(run, nebula, four, each_storage):

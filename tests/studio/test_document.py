@@ -6,6 +6,8 @@ import os
 
 from nebulaml.studio import snapshot
 
+NIGHTLY = os.environ.get("NEBULA_TEST_NIGHTLY")  # before a test removes the variables
+
 
 def row(step, **changes):
     return {
@@ -26,10 +28,11 @@ def test_the_newest_version_is_one_that_the_job_would_load():
     assert document(row(5, state="failed", where=[]))["now"]["newest"] is None
 
 
-def test_a_hundred_thousand_versions_become_the_newest_five_thousand():
-    told = document(*map(row, range(100_000)))
-    assert len(told["rows"]) == 5000 and told["hidden"] == 95_000
-    assert min(one["step"] for one in told["rows"].values()) == 95_000
+def test_many_thousand_versions_become_the_newest_five_thousand():
+    count = 100_000 if NIGHTLY else 20_000
+    told = document(*map(row, range(count)))
+    assert len(told["rows"]) == 5000 and told["hidden"] == count - 5000
+    assert min(one["step"] for one in told["rows"].values()) == count - 5000
 
 
 def test_a_line_of_history_belongs_to_the_version_of_its_tag_also_with_control_characters():

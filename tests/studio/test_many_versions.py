@@ -68,7 +68,7 @@ def serving(studio: Any) -> int:
     return next(pid for pid in children if b"--serve" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
-@pytest.mark.nightly("studio/test_document.py::test_a_hundred_thousand_versions_become_the_newest_five_thousand")
+@pytest.mark.nightly("studio/test_document.py::test_many_thousand_versions_become_the_newest_five_thousand")
 @pytest.mark.timeout(1800 if NIGHTLY else 300)
 @pytest.mark.parametrize("kind", ["directory", "bucket"])
 def test_many_versions_are_listed_and_shown(kind, place, start, page, request):

@@ -125,7 +125,8 @@ def test_a_reverse_proxy_reads_the_token_from_a_file_and_may_use_its_own_name(pl
 WORKS = {"verify": "verify global_step3", "copy": "copy global_step3 to ", "prune": "remove 2 versions"}
 
 
-@pytest.mark.parametrize("command", ["verify", *(pytest.param(one, marks=pytest.mark.nightly("test_long_work_shows_its_progress_and_can_be_stopped")) for one in ("copy", "prune"))])
+@pytest.mark.nightly("studio/test_page.py::test_one_checkpoint_is_verified_looked_into_and_pinned", "studio/test_page.py::test_prune_shows_what_goes_and_removes_just_that")
+@pytest.mark.parametrize("command", ["verify", "copy", "prune"])
 def test_long_work_shows_its_progress_and_can_be_stopped(place, start, save, page, monkeypatch, command):
     save(1, 2, 3)
     real = os.environ.get("NEBULA_AGENT_PATH") or locate.agent_path()
@@ -168,7 +169,7 @@ exec {real} "$@"
 
 # fault (Reports): An export of the studio's page is stopped.
 # result: It leaves nothing.
-@pytest.mark.nightly("test_long_work_shows_its_progress_and_can_be_stopped", "python/test_export_hf.py::test_the_command_exports")
+@pytest.mark.nightly("studio/test_page.py::test_one_checkpoint_is_verified_looked_into_and_pinned", "python/test_export_hf.py::test_the_command_exports")
 def test_an_export_shows_its_progress_leaves_nothing_if_it_is_stopped_and_is_loaded_if_not(place, start, page):
     place.run(
         """

@@ -291,9 +291,13 @@ static bool arrive(void *argument, uint64_t size)
 
         if (size > arriving->last)
                 return false;
-        for (; arriving->there < size; arriving->there++)
-                if (arriving->to[arriving->there] == ABSENT)
+        while (arriving->there < size) {
+                const uint8_t *absent = memchr(arriving->to + arriving->there, ABSENT, size - arriving->there);
+
+                arriving->there = absent ? (uint64_t)(absent - arriving->to) : size;
+                for (; arriving->there < size && arriving->to[arriving->there] == ABSENT; arriving->there++)
                         arriving->to[arriving->there] = arriving->from[arriving->there];
+        }
         return true;
 }
 

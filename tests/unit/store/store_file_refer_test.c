@@ -143,10 +143,10 @@ static void only_what_changed_is_written(void)
 static void all_bytes_are_written_if_blocks_cannot_be_shared(void)
 {
         static const int results[] = { -EOPNOTSUPP, -EXDEV, -EINVAL, -ENOSPC, -ESTALE, -EIO };
+        char *data = make_data();
 
         for (size_t i = 0; i < sizeof results / sizeof *results; i++)
                 for (unsigned fails = 1; fails <= 2; fails++) {
-                        char *data = make_data();
                         struct store_source source;
 
                         open_sharing();
@@ -158,8 +158,8 @@ static void all_bytes_are_written_if_blocks_cannot_be_shared(void)
                         write_file("t/c", data, 1u << 2, &source, NULL);
                         CHECK(!clones == (results[i] == -EOPNOTSUPP) && holds("t/c", data));
                         close_sharing();
-                        free(data);
                 }
+        free(data);
 }
 
 /* fault: as a_source_that_is_gone_or_another_object_costs_nothing_but_sending */

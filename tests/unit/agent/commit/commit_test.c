@@ -603,6 +603,7 @@ static void an_agent_sweeps_the_numbers_of_removals_once_an_hour(void)
 {
         struct os_table table = *os;
         const struct os_table *real = os;
+        unsigned saves = getenv("NEBULA_TEST_NIGHTLY") ? 300 : 100;
         struct version *version;
         struct store_ops ops;
         struct bench bench;
@@ -621,7 +622,7 @@ static void an_agent_sweeps_the_numbers_of_removals_once_an_hour(void)
         os = &table;
         for (hours = 0; hours < 3; hours++) {
                 sweep_count = 0;
-                for (unsigned i = 0; i < 300; i++) {
+                for (unsigned i = 0; i < saves; i++) {
                         snprintf(tag, sizeof tag, "h%u-%u", (unsigned)hours, i);
                         version = bench_version(&bench, tag, i + 1, 0);
                         REQUIRE(version && !bench_persist(&bench, version));

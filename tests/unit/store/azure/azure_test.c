@@ -832,6 +832,8 @@ static void a_block_that_its_source_refuses_is_sent(void)
         char *data = referring_make();
 
         for (size_t i = 0; i < sizeof statuses / sizeof *statuses + 2; i++) {
+                if (i % 3 && i < sizeof statuses / sizeof *statuses && !getenv("NEBULA_TEST_NIGHTLY"))
+                        continue;
                 begin(NULL, NULL);
                 CHECK(referring_upload(store, "t/a.pt", data, ~0u, NULL, &source.mark, &error) == REFERRING_BYTES);
                 client_meets_server(&fake.lock);

@@ -10,7 +10,7 @@ unsigned fault_transfers(void)
 {
         const char *count = getenv("NEBULA_TEST_TRANSFERS");
 
-        return count ? (unsigned)atoi(count) : 50;
+        return count ? (unsigned)atoi(count) : getenv("NEBULA_TEST_NIGHTLY") ? 50 : 20;
 }
 
 enum fake_fault fault_seldom(const struct server_call *call, void *argument)
