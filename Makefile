@@ -257,6 +257,7 @@ nightly:
 	@$(MAKE) soak partition ARGS=
 	@$(MAKE) mutants ARGS="--count 100 --seed $$(date +%j)"
 	@$(MAKE) tsan analyze coverage faults-long test-oldest test-newest test-frameworks
+	@$(MAKE) fuzz ARGS=
 
 # The tests of what has changed since BASE (the last commit), the faults, the crashes and one kill.
 affected: setup-test
