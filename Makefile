@@ -208,16 +208,20 @@ coverage: setup-test
 	@meson test -C build-coverage --print-errorlogs --no-rebuild --timeout-multiplier 4 --no-suite stores
 	@$(BIN)/python scripts/coverage.py build-coverage --floor 71 45
 
-# In order, so that what is quick to fail comes first. The C tests are built and run once, with the sanitizers, except for those on emulators, whose
-# servers take the time, and those of the suites `large`, `fault` and `crash`, which would take minutes: `make units` runs all without, and compiles them with the warnings of
-# gcc, and `make nightly` runs all with the sanitizers. These few, and what the tests in Python need of C, are built in build-test, with little optimization, in
-# 40 % of the time. The frameworks and, beside them, the servers are fetched while the C half is built and tested, which
-# the network decides. The package, whose own environment theirs see, is built after that. The tests on emulators wait most of their time, so the tests in
-# Python run beside them. Each phase says when it begins, and whether the one before it has left cores idle.
-# The first import of a module compiles it. Later, several processes would at the same time.
+# In order, so that what is quick to fail comes first. The C tests are built and run once, with the sanitizers, except for those on emulators,
+# whose servers take the time, and those of the suites `large`, `fault` and `crash`, which would take minutes: `make units` runs all without,
+# and compiles them with the warnings of gcc, and `make nightly` runs all with the sanitizers. These few, and what the tests in Python need of
+# C, are built in build-test, with little optimization, in 40 % of the time. The frameworks and, beside them, the servers are fetched while
+# the C half is built and tested, which the network decides. The tests on emulators wait most of their time, so the tests in Python run beside
+# them. Each phase says when it begins, and whether the one before it has left cores idle.
+# The first import of a module compiles it: here, while the C tests leave cores idle. Later, several processes would at the same time.
 MODULES := torch, torch.distributed.checkpoint, torch.distributed.fsdp, torch.distributed.tensor, torch.distributed.run, torch._inductor.compile_fx, matplotlib.pyplot, pytest, hypothesis
 environments: $(SHORT_FRAMEWORKS:%=.envs/%/.ready)
 	@$(BIN)/python -c 'import $(MODULES)'
+	@.envs/lightning/bin/python -c 'import lightning.pytorch, lightning.fabric'
+	@.envs/hf/bin/python -c 'import transformers.trainer, accelerate'
+	@.envs/jax/bin/python -c 'import jax, flax, optax, orbax.checkpoint'
+	@.envs/deepspeed-0.19.8/bin/python -c 'import deepspeed'
 servers:
 	@scripts/azurite.sh install || test $$? = 77
 	@scripts/moto.sh install
@@ -234,12 +238,14 @@ test: setup-test
 	TARGETS="all $(PLAIN)" scripts/build.sh $$NEBULA_BUILD_DIR -Doptimization=1 -Dc_args=-g1; \
 	phase "the C half with sanitizers"; \
 	$(MAKE) asan-build SKIPPED="$(PLAIN_SUITES)"; \
-	phase "C tests"; \
-	$(MAKE) asan SKIPPED="$(PLAIN_SUITES)" SUITES="$(PLAIN_SUITES:%=--no-suite %)"; \
-	phase "what is still being fetched"; \
-	wait $$fetching || { cat $$log/fetched; exit 1; }; \
 	phase "the package"; \
 	$(MAKE) package; \
+	phase "C tests"; \
+	scripts/tests.sh collect & collecting=$$!; \
+	$(MAKE) asan SKIPPED="$(PLAIN_SUITES)" SUITES="$(PLAIN_SUITES:%=--no-suite %)"; \
+	phase "what is still being fetched"; \
+	wait $$collecting; \
+	wait $$fetching || { cat $$log/fetched; exit 1; }; \
 	phase "Python tests, and stores"; \
 	{ MESON_TESTTHREADS=3 meson test -C $$NEBULA_BUILD_DIR --print-errorlogs --no-rebuild $(PLAIN_SUITES:%=--suite %) $(if $(NEBULA_TEST_NIGHTLY),,--no-suite night) && \
 	meson test -C $$NEBULA_BUILD_DIR --print-errorlogs --no-rebuild client_test; } >$$log/stores 2>&1 & stores=$$!; \

@@ -15,13 +15,17 @@ run() {
         ${python:-.venv/bin/python} -m pytest --timeout=300 -rsfE --no-header "$@" 2>&1 || [ $? = 5 ] # 5: the arguments chose none of them
 }
 
+# In a new clone, each worker would rewrite the assertions of all tests. `tests.sh collect` does it before them, for all of them.
+if [ "$chosen" = collect ]; then
+        compgen -G 'tests/python/__pycache__/*pytest*' >/dev/null || run tests/python tests/integration --collect-only -q >/dev/null || true
+        exit
+fi
+
 failed=
 run tests/model tests/frameworks -k "$chosen" "$@" >"$log/frameworks" &
 frameworks=$!
 python=.envs/studio/bin/python run tests/studio "$@" >"$log/studio" &
 studio=$!
-# In a new clone, each worker would rewrite the assertions of all tests. One process does it for all of them.
-compgen -G 'tests/python/__pycache__/*pytest*' >/dev/null || run tests/python tests/integration --collect-only -q >/dev/null || true
 run tests/python tests/integration -n $((2 * $(nproc))) --dist loadfile --no-loadscope-reorder "$@" | tee "$log/package" || failed=1
 wait $frameworks || failed=1
 wait $studio || failed=1
