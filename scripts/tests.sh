@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The Python half of `make test`, after build and install: tests.sh FRAMEWORK-TESTS [ARGUMENTS of pytest].
 #
-# The tests of the package and of the command share two workers for each core, a file at a time, since most tests wait for a process, a disk or a clock;
+# The tests of the package and of the command share three workers for each core, a file at a time, since most tests wait for a process, a disk or a clock;
 # those of the frameworks and those of the page have other Pythons, and run beside them. Their output appears when they have ended. The last lines name the tests
 # that failed, and say how many passed in all. `tests.sh FRAMEWORK-TESTS --record-durations` writes down how long each file takes, for the order.
 set -euo pipefail
@@ -26,7 +26,7 @@ run tests/model tests/frameworks -k "$chosen" "$@" >"$log/frameworks" &
 frameworks=$!
 python=.envs/studio/bin/python run tests/studio "$@" >"$log/studio" &
 studio=$!
-run tests/python tests/integration -n $((2 * $(nproc))) --dist loadfile --no-loadscope-reorder "$@" | tee "$log/package" || failed=1
+run tests/python tests/integration -n $((3 * $(nproc))) --dist loadfile --no-loadscope-reorder "$@" | tee "$log/package" || failed=1
 wait $frameworks || failed=1
 wait $studio || failed=1
 cat "$log/frameworks" "$log/studio"
