@@ -230,8 +230,8 @@ PLAIN_SUITES := stores large fault crash
 PLAIN := tests/unit/client_test tests/unit/cow_test tests/unit/sleeping_test tests/unit/store/large_manifest_test \
 	$(basename $(wildcard tests/fault/*_test.c tests/crash/*_test.c))
 test: setup-test
-	@export NEBULA_BUILD_DIR=$(CURDIR)/build-test; log=$$(mktemp -d); { $(MAKE) servers & servers=$$!; $(MAKE) environments && wait $$servers; } >$$log/fetched 2>&1 & fetching=$$!; stores=; \
-	trap 'kill $$fetching $$stores 2>/dev/null || true; rm -rf $$log' EXIT; \
+	@export NEBULA_BUILD_DIR=$(CURDIR)/build-test; log=$$(mktemp -d); { $(MAKE) servers & servers=$$!; $(MAKE) environments && wait $$servers; } >$$log/fetched 2>&1 & fetching=$$!; stores= collecting=; \
+	trap 'kill $$fetching $$stores $$collecting 2>/dev/null || true; rm -rf $$log' EXIT; \
 	phase() { scripts/phase.sh $$log/phases "$$1"; }; \
 	phase "linters, and the C half"; \
 	scripts/lint.sh; \

@@ -123,8 +123,8 @@ environment() {
                 say "creating $venv"
                 "$python" -m venv "$venv" || stop "python's venv module is missing; type: sudo apt-get install -y python3-venv"
         fi
-        # Where uv has no package, pip installs all.
-        "$venv/bin/pip" install -q --disable-pip-version-check --only-binary :all: -r requirements/installers.txt || say "pip installs the packages, without uv"
+        "$venv/bin/pip" install -q --disable-pip-version-check "$(grep '^pip==' requirements/installers.txt)"
+        "$venv/bin/pip" install -q --disable-pip-version-check --only-binary :all: -r requirements/installers.txt || say "uv has no package here, so pip installs all"
         if [[ $purpose == wheels ]]; then
                 sed '/^# Testing/,$d' requirements/tools.txt >"$venv/tools.txt"
                 scripts/pip.sh "$venv" -r "$venv/tools.txt"

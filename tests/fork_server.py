@@ -53,9 +53,11 @@ def leave_modules() -> None:
 
 
 class End:
-    """Ends the process when the interpreter takes its builtins apart, after the globals, which the collector's freeze may have kept until then. What the interpreter would do after that
-    touches each object of the server once more, which took half of the CPU time of a trainer that does nothing. A trainer that an exception ends goes on, with its
-    status."""
+    """Ends the process when the interpreter takes its builtins apart. It frees the trainer's globals first, which the collector's freeze may have kept.
+
+    The interpreter would then touch each object of the server once more. That took half of the CPU time of a trainer that does nothing. If an exception ends
+    the trainer, its interpreter goes on as usual, so that the status is right.
+    """
 
     def __init__(self) -> None:
         self._globals = vars(sys.modules["__main__"])

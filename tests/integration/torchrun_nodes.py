@@ -15,7 +15,7 @@ import psutil
 
 MODULES = ("torch.distributed.run",)  # of the server whose forks are torchruns and trainers
 
-# What torchrun starts: the trainer is a fork of a Python that has imported torch, and ends with this process.
+# torchrun starts this program. It has a server fork the trainer from a Python that has imported torch, and ends the trainer with itself.
 WORKER = f"""
 import os, subprocess, sys, time
 begun = time.time()
