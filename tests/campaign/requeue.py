@@ -84,8 +84,14 @@ class Model:
     def _unsaved(self) -> list[Writing]:
         """The leftovers that this node may have."""
         own = self.leftovers.setdefault(self.node, [])
-        own = [one for left in self.leftovers.values() for one in left] if self.has_threads else own
+        if self.has_threads:
+            own = [one for left in self.leftovers.values() for one in left if not self._is_overtaken(one)]
         return own + [one for one in self.maybe if one not in own]
+
+    def _is_overtaken(self, writing: Writing) -> bool:
+        """Returns True if storage has a later writing of the tag by the same run."""
+        stored = self.storage.get(writing.tag)
+        return stored is not None and stored.run == writing.run and stored.number > writing.number
 
     def _newest_of(self, writings: Iterable[Writing]) -> Writing | None:
         candidates = [one for one in writings if not one.amends]
@@ -133,7 +139,8 @@ class Model:
         self.node = node
 
     def _leave(self) -> None:
-        unsaved = [one for one in self.saved if not one.durable and self._is_current(one)]
+        # The first version of an agent is due at once. With threads it may have become durable before a later writing of its tag.
+        unsaved = [one for one in self.saved if not one.durable and (self._is_current(one) or (self.has_threads and not self._is_overtaken(one)))]
         self.leftovers.setdefault(self.node, []).extend(unsaved)
         self.saved, self.run = [], ""
 
@@ -347,6 +354,7 @@ class Model:
         for tag in sorted(more):
             if tag not in late:
                 return f"storage has {tag}, and the model does not"
+            late[tag].contents = [content for one in self._unsaved() if one.tag == tag for content in one.contents]
             late[tag].durable = True
             self.storage[tag] = late[tag]
             self.past.append(late[tag])
@@ -502,6 +510,8 @@ def write(seed: int, length: int = 14, faults: Sequence[str] = (), is_left: bool
 
 def _is_sound(story: Story) -> bool:
     is_running = False
+    if "steps" in story and "way manager" not in story:
+        return False
     for command in story:
         word = command.split(" ")[0]
         if word in ("node", "kill", "forget", "run"):
