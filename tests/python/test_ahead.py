@@ -103,6 +103,7 @@ def test_a_large_file_is_as_it_was_saved_in_memory_and_in_storage(place, monkeyp
 # already.
 # result: That version does not exist in storage, and the one before can be loaded. The agent removes the written
 # beginning. After the agent's own death the next agent sweeps it.
+@pytest.mark.timeout(1800 if KILLS > 1 else 300)
 @pytest.mark.parametrize("victims", ["trainer", *(pytest.param(victim, marks=pytest.mark.nightly("test_kills_while_a_large_file_is_copied_and_written")) for victim in ("agent", "both"))])
 def test_kills_while_a_large_file_is_copied_and_written(place, monkeypatch, victims):
     monkeypatch.setenv("NEBULA_CAPTURE", "cow")

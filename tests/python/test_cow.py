@@ -515,7 +515,7 @@ HUGE = """
 import os, re, subprocess, sys
 before = dict(os.environ)
 import nebulaml, torch
-assert dict(os.environ) == before and ("THP_MEM" in before or b"THP_MEM" not in subprocess.check_output(["/usr/bin/env"]))  # no child inherits the setting
+assert dict(os.environ) == before and ("THP_MEM_ALLOC_ENABLE" in before or b"THP_MEM" not in subprocess.check_output(["/usr/bin/env"]))  # no child inherits the setting
 weights = [torch.ones(4 << 20) for _ in range(4)]
 huge = sum(int(kib) for kib in re.findall(r"AnonHugePages: +([0-9]+)", open("/proc/self/smaps_rollup").read()))
 nebulaml.init(sys.argv[1], 1000)
