@@ -291,6 +291,68 @@ def test_no_pickle_changes_a_function_that_it_may_call():
         rebuild.__setstate__((None, {"_function": exec}))
 
 
+SHAPES = [(), (1,), (7,), (1, 5), (5, 1), (3, 4), (2, 3, 4, 5), (40, 50), (1, 1, 3000)]
+
+
+def layouts(dtype: torch.dtype) -> list[torch.Tensor]:
+    """Tensors below and above the size up to which a storage gets memory of its own."""
+    made = [torch.arange(torch.Size(shape).numel()).to(dtype).reshape(shape) for shape in SHAPES]
+    made += [tensor.t() for tensor in made if tensor.dim() == 2]
+    made += [made[5][1:], made[5][:, :2], torch.ones(1, dtype=dtype).expand(4), torch.empty_strided((1, 3), (7, 1)).fill_(2).to(dtype)]
+    return [*made, torch.ones(2, 3, 4, 5, dtype=dtype).to(memory_format=torch.channels_last), torch.ones(0, 3, dtype=dtype)]
+
+
+def described(tensor: torch.Tensor) -> tuple[Any, ...]:
+    storage = tensor.untyped_storage()
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device, storage.nbytes(), tensor._is_view(), tensor.is_leaf
+
+
+@pytest.mark.parametrize("default", ["cpu", "meta"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
+def test_tensors_of_every_layout_are_those_of_torch_load(saved, torchs_reader, default, dtype):
+    value, file = layouts(dtype), io.BytesIO()
+    torch.save(value, file)
+    checkpoint = saved(value)
+    torchs_reader.clear()
+    with torch.device(default):
+        found = checkpoint.load("x.pt", weights_only=True)
+    assert not torchs_reader
+    expected = torch.load(io.BytesIO(file.getvalue()))
+    assert [described(one) for one in found] == [described(one) for one in expected]
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert found[0].untyped_storage().resizable()
+    for one in found[: len(SHAPES)]:
+        one.fill_(1)
+    assert all(torch.equal(one, other) for one, other in zip(checkpoint.load("x.pt"), expected, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage")
+@pytest.mark.parametrize("weights_only", [False, True])
+@pytest.mark.parametrize("count", [3, 5000])
+@pytest.mark.parametrize("kind", [torch.Tensor.untyped_storage, torch.Tensor.storage], ids=["untyped", "typed"])
+def test_a_storage_beside_its_tensors_is_their_memory(saved, torchs_reader, weights_only, count, kind):
+    whole = torch.full((count,), 3, dtype=torch.uint8)  # torch saves an untyped storage beside bytes only
+    found = saved([whole, kind(whole), whole[1:], torch.ones(2)]).load("x.pt", weights_only=weights_only)
+    assert type(found[1]) is torch.storage.TypedStorage  # which torch.load gives, too
+    assert found[1].data_ptr() == found[0].data_ptr()
+    found[0][1] = 5
+    assert found[2][0] == 5 and (found[3] == 1).all()
+    assert not torchs_reader or (weights_only and kind is torch.Tensor.untyped_storage)
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_no_pickle_changes_a_storage(saved, weights_only):
+    """BUILD with the attributes of the object that stands for a storage, one of which is a place in memory."""
+    name = b"ctorch\nFloatStorage\n"
+    storage = b"(X\x07\x00\x00\x00storage" + name + b"X\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x03tQ"
+    for slots in unpickling._Stored.__slots__[1:]:
+        attributes = b"(N}X" + struct.pack("<I", len(slots)) + slots.encode() + b"K\x07st"
+        content = b"\x80\x02" + storage + attributes + b"b."
+        checkpoint = saved(torch.ones(3), lambda name, old, content=content: content if name == "data.pkl" else old)
+        with pytest.raises((pickle.UnpicklingError, RuntimeError, AttributeError, TypeError)):
+            checkpoint.load("x.pt", weights_only=weights_only)
+
+
 @pytest.mark.nightly("test_usual_files_are_those_of_torch_load_without_its_reader")
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_a_load_in_what_is_compiled_works(saved, weights_only):

@@ -13,7 +13,7 @@ import torch
 from ..errors import NebulaConfigError
 from . import lazy
 
-__all__ = ["dtensor_class", "refusal", "to_dense", "without_memory"]
+__all__ = ["dtensor_class", "fills_memory", "kind_of", "refusal", "to_dense", "without_memory"]
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _SAVE = "or save it with Checkpoint.save()"
@@ -58,6 +58,16 @@ def _missing(tensor: torch.Tensor) -> int:
     return max((last + 1) * tensor.element_size() - tensor.untyped_storage().nbytes(), 0)
 
 
+def kind_of(tensor: Any) -> int | str | None:
+    """Returns torch's dispatch keys of a tensor, which tell its kind and its device. None: a class of its own may decide more."""
+    return _text_of_keys(torch._C._dispatch_keys(tensor)) if type(tensor) in (torch.Tensor, torch.nn.Parameter) else None
+
+
+def fills_memory(tensor: torch.Tensor) -> bool:
+    """Returns True if the values of a strided tensor lie one after the other, and its storage has all of them."""
+    return tensor.is_contiguous() and (tensor.storage_offset() + tensor.numel()) * tensor.itemsize <= tensor.untyped_storage().nbytes()
+
+
 def _is_own(tensor: torch.Tensor) -> bool:
     """Returns True if torch's own operators apply, and no Python class replaces them."""
     return type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
@@ -96,14 +106,10 @@ def to_dense(tensor: torch.Tensor, where: str) -> torch.Tensor:
     Raises NebulaConfigError if the values cannot be bytes.
     """
     tensor = lazy.ordinary(tensor)
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
-        kind = _text_of_keys(torch._C._dispatch_keys(tensor))
-        if kind in _dense_kinds and tensor.is_contiguous():
-            detached = tensor.detach()
-            if (detached.storage_offset() + detached.numel()) * detached.itemsize <= detached.untyped_storage().nbytes():
-                return detached
-    else:
-        kind = 0
+    kind = kind_of(tensor)
+    if kind in _dense_kinds and fills_memory(tensor):
+        return tensor.detach()
+    if kind is None:
         if isinstance(tensor, _class_of("torch.distributed._functional_collectives", "AsyncCollectiveTensor")):
             tensor = tensor.wait()  # waits for the data of other ranks
     if not torch.nn.parameter.is_lazy(tensor) and tensor._is_zerotensor():
@@ -114,6 +120,6 @@ def to_dense(tensor: torch.Tensor, where: str) -> torch.Tensor:
     with torch._C.DisableTorchFunctionSubclass():
         detached = tensor.detach()
         resolved = detached.resolve_conj().resolve_neg()
-    if kind and resolved is detached:
+    if kind is not None and resolved is detached:
         _dense_kinds.add(kind)
     return resolved

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import ctypes
+import functools
 import gc
 import io
 import os
@@ -33,6 +34,8 @@ __all__ = ["MapFile", "NotPlain", "read", "read_lazily", "read_own", "read_plain
 OWN_BYTES = 4 << 10
 
 ALL_BYTES = sys.maxsize  # every storage is copied
+
+_CPU = torch.device("cpu")
 
 _Read = tuple[int, int, torch.UntypedStorage]  # offset and size in the file, and the memory
 
@@ -90,6 +93,10 @@ class NotPlain(Exception):
     """The file holds more than read_plain can load."""
 
 
+class _StorageAsValue(NotPlain):
+    """A storage is more than the memory of tensors."""
+
+
 class _Unusual(Exception):
     """The file, or the way to load it, is one that only torch knows."""
 
@@ -114,7 +121,7 @@ class _Records:
         reads: list[_Read] | None = None,
         file: lazy.File | None = None,
     ) -> None:
-        self._mapped, self._storage = mapped, storage
+        self._mapped, self._storage, self._address = mapped, storage, storage.data_ptr()
         self.file = file
         self.is_whole = is_whole
         self._own_bytes = own_bytes if is_whole or reads is not None else 0  # otherwise the bytes may not be there yet
@@ -124,7 +131,7 @@ class _Records:
         except NebulaError as failure:
             raise _Unusual("not a zip file as torch.save writes it") from failure
         self._folder = next(iter(self._places), "").partition("/")[0]
-        begin = f"{self._folder}/"
+        begin, self._data = f"{self._folder}/", f"{self._folder}/data/"
         if not all(name.startswith(begin) for name in self._places) or f"{begin}version" not in self._places:
             raise _Unusual("not a zip file as torch.save writes it")
         if f"{begin}constants.pkl" in self._places:
@@ -147,14 +154,37 @@ class _Records:
         return bytes(memoryview(self._mapped)[offset : offset + size])
 
     def _offset(self, key: str, size: int) -> int:
-        offset, stored = self._place(f"data/{key}")
+        offset, stored = self._places.get(self._data + key) or self._place(f"data/{key}")
         if not 0 <= size <= stored:
             raise pickle.UnpicklingError(f"{size} bytes are asked of data/{key}, which has {stored}")
         return offset
 
     def address(self, key: str, size: int) -> int:
         """The place in memory of the bytes of a storage."""
-        return self._storage.data_ptr() + self._offset(key, size)
+        return self._address + self._offset(key, size)
+
+    def stored(self, key: str, dtype: torch.dtype, count: int) -> _Stored:
+        return _Stored(self, key, self._offset(key, count * dtype.itemsize), dtype, count)
+
+    def whole(self, offset: int, dtype: torch.dtype, count: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """Does storage() for a storage of which a contiguous tensor has all elements, at least one, and returns that tensor."""
+        size = count * dtype.itemsize
+        if size <= self._own_bytes:
+            made = torch.empty(shape, dtype=dtype, device=_CPU)
+            if self._reads is None:
+                ctypes.memmove(made.data_ptr(), self._address + offset, size)  # copy_ takes longer than all the rest of a small tensor
+        else:
+            made = torch.frombuffer(self._mapped, dtype=dtype, count=count, offset=offset)
+            if len(shape) != 1:
+                made.resize_(shape)  # view() would make a view, with rules of its own for autograd
+        if self._reads is not None:
+            self._reads.append((offset, size, made.untyped_storage()))
+        return made
+
+    def forget(self) -> None:
+        """Forgets the storages of an unpickler that gave up."""
+        if self._reads is not None:
+            self._reads.clear()
 
     def storage(self, key: str, size: int) -> torch.UntypedStorage:
         offset = self._offset(key, size)
@@ -164,7 +194,7 @@ class _Records:
             return self._reads[-1][2]
         if 0 < size <= self._own_bytes:
             own = torch.UntypedStorage(size)
-            ctypes.memmove(own.data_ptr(), self._storage.data_ptr() + offset, size)  # copy_ takes longer than all the rest of a small tensor
+            ctypes.memmove(own.data_ptr(), self._address + offset, size)
             return own
         return self._storage[offset : offset + size]
 
@@ -173,12 +203,62 @@ def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, grad: Any
     """Does the same as torch._utils._rebuild_tensor_v2, for a tensor that is not fake."""
     memory = storage._untyped_storage
     tensor = torch.empty((0,), dtype=storage.dtype, device=memory.device).set_(memory, offset, size, stride)
-    tensor.requires_grad = grad
+    return _dressed(tensor, grad, hooks, metadata)
+
+
+def _dressed(tensor: torch.Tensor, grad: Any, hooks: Any, metadata: Any) -> torch.Tensor:
+    """Gives a new tensor what its pickle has beside values."""
+    if grad is not False:
+        tensor.requires_grad = grad
     if metadata:
         torch._utils.set_tensor_metadata(tensor, metadata)
     if hooks:
         tensor._backward_hooks = hooks
     return tensor
+
+
+@functools.lru_cache(4096)
+def _elements(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> int:
+    """Returns the number of elements of a tensor that torch.empty() would make with this stride, else -1."""
+    count = 1
+    if len(shape) != len(stride) or not all(type(size) is int for size in shape):
+        return -1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if step != count:
+            return -1
+        count *= max(size, 1)
+    return count if all(shape) else 0
+
+
+class _Stored:
+    """A storage of the file on the CPU, in place of torch's object. The first tensor that needs its memory makes it: most tensors have one of
+    their own, and one call of torch makes both."""
+
+    __slots__ = ("__weakref__", "_count", "_dtype", "_first", "_key", "_memory", "_offset", "_records")
+
+    def __init__(self, records: _Records, key: str, offset: int, dtype: torch.dtype, count: int) -> None:
+        self._records, self._key, self._offset, self._dtype, self._count = records, key, offset, dtype, count
+        self._first: torch.Tensor | None = None
+        self._memory: torch.UntypedStorage | None = None
+
+    def __setstate__(self, state: Any) -> None:
+        raise pickle.UnpicklingError("a storage has no state")
+
+    def tensor(self, offset: Any, shape: Any, stride: Any) -> torch.Tensor:
+        if self._first is None and self._memory is None and offset == 0 and type(shape) is type(stride) is tuple:
+            if _elements(shape, stride) == self._count:
+                self._first = self._records.whole(self._offset, self._dtype, self._count, shape)
+                return self._first
+        return torch.empty((0,), dtype=self._dtype, device=_CPU).set_(self.memory(), offset, shape, stride)
+
+    def memory(self) -> torch.UntypedStorage:
+        if self._memory is None:
+            whole = self._first
+            self._memory = self._records.storage(self._key, self._count * self._dtype.itemsize) if whole is None else whole.untyped_storage()
+        return self._memory
+
+    def typed(self) -> torch.storage.TypedStorage:
+        return torch.storage.TypedStorage(wrap_storage=self.memory(), dtype=self._dtype, _internal=True)
 
 
 class _Rebuild:
@@ -191,6 +271,9 @@ class _Rebuild:
 
     def __call__(self, *args: Any) -> Any:
         return self._function(*args)
+
+    def is_of(self, function: Callable[..., Any]) -> bool:
+        return self._function is function
 
     def __setstate__(self, state: Any) -> None:
         raise pickle.UnpicklingError("a function has no state")
@@ -240,12 +323,36 @@ class _PlainUnpickler(_Unpickler):
 
     _is_fit = staticmethod(_nebula.pickle_is_modest)
 
-    def __init__(self, records: _Records, content: bytes, map_location: Any) -> None:
+    def __init__(self, records: _Records, content: bytes, map_location: Any, is_typed: bool = False) -> None:
+        """is_typed: each storage is torch's own object from the start."""
         if not self._is_fit(content):
             raise NotPlain("a memo that is larger than the pickle, or opcodes that torch does not know")
         super().__init__(records, content, map_location)
         self._functions: list[weakref.ref[_Rebuild]] = []
         self._uploads = uploading.Uploads(map_location) if records.is_whole else None
+        self._later: dict[str, _Stored] = {}
+        self._stays: dict[str, bool] | None = None if is_typed or callable(map_location) else {}  # by location
+
+    def persistent_load(self, saved: Any) -> Any:
+        if self._stays is not None and type(saved) is tuple and len(saved) == 5 and type(saved[2]) is type(saved[3]) is str:
+            name, kind, key, location, count = saved
+            found = self._later.get(key)
+            if found is not None:
+                return found
+            if name == "storage" and type(count) is int and count > 0 and key not in self._storages and kind is not torch.UntypedStorage:
+                if self._stays.get(location) or self._is_staying(self._stays, location):
+                    self._later[key] = found = self._records.stored(key, kind.dtype, count)
+                    return found
+        return super().persistent_load(saved)
+
+    def _is_staying(self, known: dict[str, bool], location: str) -> bool:
+        """Returns True if storages of that location are loaded into ordinary memory."""
+        if location not in known:
+            probe = torch.UntypedStorage(0, device="meta")
+            known[location] = False
+            with contextlib.suppress(Exception):  # the way of all other storages says what is wrong
+                known[location] = self._restore(probe, location) is probe and (self._uploads is None or self._uploads.place(location) is None)
+        return known[location]
 
     def _stored(self, key: str, size: int, location: Any) -> Any:
         place = self._uploads.place(location) if self._uploads is not None and isinstance(location, str) else None
@@ -261,6 +368,9 @@ class _PlainUnpickler(_Unpickler):
         self.memo = {}
         if any(function() is not None for function in self._functions):
             raise NotPlain("a function as a value")
+        self._storages, stored, self._later = {}, [weakref.ref(one) for one in self._later.values()], {}
+        if any(one() is not None for one in stored):
+            raise _StorageAsValue("a storage as a value")
         if self._uploads is not None:
             self._uploads.run()
         return found
@@ -274,7 +384,14 @@ class _PlainUnpickler(_Unpickler):
 
     def _rebuild(self, name: str, function: _Rebuild) -> _Rebuild:
         """Returns the function that rebuilds a tensor, in place of torch's of that name."""
-        return function
+        if function.is_of(_rebuild_tensor):
+            return _Rebuild(self._tensor)
+        return _Rebuild(lambda *args: function(*[arg.typed() if type(arg) is _Stored else arg for arg in args]))
+
+    def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, metadata: Any = None) -> torch.Tensor:
+        if type(storage) is not _Stored:
+            return _rebuild_tensor(storage, offset, size, stride, grad, hooks, metadata)
+        return _dressed(storage.tensor(offset, size, stride), grad, hooks, metadata)
 
 
 def _plain(module: str, name: str) -> Any:
@@ -326,13 +443,12 @@ class _LazyUnpickler(_PlainUnpickler):
     def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, metadata: Any = None) -> torch.Tensor:
         if grad or hooks or metadata:
             raise NotPlain("a tensor with more than values")
-        plain = _rebuild_tensor(storage, offset, size, stride, grad, hooks)
+        plain = super()._tensor(storage, offset, size, stride, grad, hooks)
         assert self._records.file is not None
         return self._records.file.tensor(plain)
 
     def load(self) -> Any:
         found = super().load()
-        self._storages = {}
         if any(handle() is not None for handle in self._handles):
             raise NotPlain("a storage as a value")
         return found
@@ -422,8 +538,15 @@ def _after_fork() -> None:
 
 
 def _unpickle(kind: type[_Unpickler], records: _Records, map_location: Any) -> Any:
+    content = records.content("data.pkl")
     with _uncollected():
-        return kind(records, records.content("data.pkl"), map_location).load()
+        try:
+            return kind(records, content, map_location).load()
+        except _StorageAsValue:
+            if not issubclass(kind, _PlainUnpickler) or records.file is not None:
+                raise
+            records.forget()
+            return kind(records, content, map_location, is_typed=True).load()
 
 
 def _unpickled(kind: type[_Unpickler], mapped: _nebula.Map, map_location: Any, storage: torch.UntypedStorage, **how: Any) -> Any:
