@@ -3,8 +3,8 @@
 
 #include "capture/cow_private.h"
 
-#define STEP_NS 1000000    /* joins pages for so long at a time */
-#define STEP_SHARE 10      /* and for at most a tenth of the time */
+#define STEP_NS 1000000 /* joins pages for so long at a time */
+#define STEP_SHARE 3    /* and for at most a third of the time: pages are joined once, and all saves before that are copies */
 
 static int compare_spans(const void *a, const void *b)
 {
