@@ -1149,21 +1149,21 @@ static void an_agent_that_does_not_want_to_hear_of_it_is_told_when_all_is_copied
 
 static void a_session_that_a_release_closes_waits_for_the_other_copies(void)
 {
+        static struct filling closing; /* the thread of the copies unmaps another image after the test has ended */
         static const struct nebula_range range = { NULL, 6 };
-        const struct nebula_keep keep = { .release = closing_release, .argument = &filling, .fill = filling_fill_one,
+        const struct nebula_keep keep = { .release = closing_release, .argument = &closing, .fill = filling_fill_one,
                                           .filled = filling_filled, .may_overlap = true };
 
-        filling = (struct filling){ 0 };
         start();
-        nebula_session_watch_images(session, closing_unmapping, &filling);
+        nebula_session_watch_images(session, closing_unmapping, &closing);
         CHECK(ok(nebula_checkpoint_begin(session, "t", 2, &checkpoint, &error)));
         CHECK(ok(nebula_checkpoint_save_bytes_kept(checkpoint, "a", &range, 1, &keep, &error)));
         CHECK(ok(nebula_checkpoint_save_bytes_kept(checkpoint, "b", &range, 1, &keep, &error)));
-        atomic_store(&filling.may_end, true);
-        for (int i = 0; i < 20000 && !atomic_load(&filling.is_closed); i++)
+        atomic_store(&closing.may_end, true);
+        for (int i = 0; i < 20000 && !atomic_load(&closing.is_closed); i++)
                 usleep(5000);
-        REQUIRE(atomic_load(&filling.is_closed));
-        CHECK(fake_seen(IPC_CAPTURED) == 2 && filling.released_count == 2 && !filling.was_lost);
+        REQUIRE(atomic_load(&closing.is_closed));
+        CHECK(fake_seen(IPC_CAPTURED) == 2 && closing.released_count == 2 && !closing.was_lost);
         nebula_checkpoint_free(checkpoint);
         checkpoint = NULL;
         fake_stop();

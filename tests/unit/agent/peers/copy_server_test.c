@@ -239,10 +239,12 @@ static unsigned speaking(struct copy_server *server)
         return count;
 }
 
-#ifdef __SANITIZE_THREAD__ /* a server that is ten times as slow stands a smaller crowd in the time that a handshake has */
+#ifdef __SANITIZE_THREAD__ /* a server that is ten times as slow, beside other tests, needs a smaller crowd and more than the time of one handshake */
 #define CROWD_THREADS 1
+#define TRIES 3
 #else
 #define CROWD_THREADS 4
+#define TRIES 1
 #endif
 
 static void check_crowd(bool speaks)
@@ -271,11 +273,12 @@ static void check_crowd(bool speaks)
         for (unsigned i = 0; i < peers; i++) {
                 struct peer *peer = NULL;
 
-                if (!peer_open(&crowded, &key, &hello, &peer, &error)) {
+                for (unsigned try = 0; try < TRIES && !peer; try++)
+                        if (peer_open(&crowded, &key, &hello, &peer, &error))
+                                printf("# %s\n", error.message);
+                if (peer) {
                         served++;
                         peer_free(peer);
-                } else {
-                        printf("# %s\n", error.message);
                 }
         }
         CHECK(speaking(server) <= 32);
