@@ -39,6 +39,45 @@ def test_values_go_into_the_tensors_that_are_there(saved):
     assert_same(state, target)
 
 
+def resized() -> torch.Tensor:
+    tensor = torch.zeros(4)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def of_inference() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.zeros(4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(5), lambda: torch.zeros(2, 2), lambda: torch.zeros(4, dtype=torch.float64), lambda: torch.zeros(1).expand(4), resized,
+        of_inference, lambda: torch.zeros(4, device="meta"), lambda: torch.zeros(4).to_sparse(), lambda: torch.nn.UninitializedParameter(),
+    ],
+)  # fmt: skip
+def test_a_tensor_that_does_not_fit_after_two_that_do_is_refused_as_a_first_one(nm, make):
+    """Plain tensors are compared in full once for each kind."""
+    checkpoint = nm.Checkpoint("kinds")
+    checkpoint.save("s.pt", [torch.ones(4), torch.ones(4), torch.ones(4)])
+    checkpoint.commit()
+    target = [torch.zeros(4), torch.zeros(4), make()]
+    with pytest.raises(nebulaml.NebulaConfigError, match=r"\[2\]"):
+        checkpoint.load_into("s.pt", target)
+    assert not any(tensor.any() for tensor in target[:2])
+
+
+def test_views_and_parameters_after_plain_tensors_get_the_values(nm):
+    checkpoint, whole = nm.Checkpoint("kinds"), torch.zeros(16)
+    checkpoint.save("s.pt", [torch.full((4,), float(value)) for value in range(1, 6)])
+    checkpoint.commit()
+    target = [torch.zeros(4), torch.zeros(4), whole[2:6], whole[8::2], torch.nn.Parameter(torch.zeros(4))]
+    checkpoint.load_into("s.pt", target)
+    assert [tensor.tolist() for tensor in target] == [[float(value)] * 4 for value in range(1, 6)]
+    assert whole[[0, 1, 6, 7, 9, 11, 13, 15]].tolist() == [0.0] * 8
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

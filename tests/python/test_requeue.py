@@ -57,6 +57,19 @@ def test_runs_that_live_at_the_same_time_mix_and_remove_nothing_of_each_other(pl
             pytest.fail(f"story {seed}, of which this is left:\n{rivals.explain(shorter, player.play(shorter))}")
 
 
+@pytest.mark.parametrize(("is_persisted", "answer"), [(False, "3"), (False, "7"), (True, "7"), (True, "3")])
+def test_a_first_writing_is_right_until_the_second_is_known_to_be_durable(is_persisted, answer):
+    """The first version of an agent is due at once, so it may be durable before the same run writes its tag again and is killed."""
+    story = ["way manager", "run r 0 A 1", "save global_step2 x=3", "save global_step2 x=7", *(["persist"] if is_persisted else []), "kill"]
+    answers = ["ok"] * 4 + (["global_step2"] if is_persisted else []) + ["ok"]
+    problem = judge([*story, "node 1", "run s 0 A 1", "newest"], [*answers, "ok", "ok", f"global_step2 0 x={answer}"], has_threads=True)
+    assert (problem is not None) == (is_persisted and answer == "3")
+
+
+def test_a_story_that_asks_a_manager_for_its_steps_keeps_the_manager():
+    assert shrink(["way manager", "run r 0 A 1", "save global_step1 x=1", "steps"], lambda story: "steps" in story) == ["way manager", "run r 0 A 1", "steps"]
+
+
 @pytest.fixture
 def real(place: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Real]]:
     """Makes a player of real stories, with storage of this kind."""

@@ -109,9 +109,8 @@ def to_dense(tensor: torch.Tensor, where: str) -> torch.Tensor:
     kind = kind_of(tensor)
     if kind in _dense_kinds and fills_memory(tensor):
         return tensor.detach()
-    if kind is None:
-        if isinstance(tensor, _class_of("torch.distributed._functional_collectives", "AsyncCollectiveTensor")):
-            tensor = tensor.wait()  # waits for the data of other ranks
+    if kind is None and isinstance(tensor, _class_of("torch.distributed._functional_collectives", "AsyncCollectiveTensor")):
+        tensor = tensor.wait()  # waits for the data of other ranks
     if not torch.nn.parameter.is_lazy(tensor) and tensor._is_zerotensor():
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     found = refusal(tensor)
