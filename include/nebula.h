@@ -434,8 +434,8 @@ NEBULA_API enum nebula_status nebula_session_find_published(nebula_session *sess
 NEBULA_API enum nebula_status nebula_checkpoint_map(nebula_checkpoint *checkpoint, const char *name,
         nebula_map **ret_map, struct nebula_error *ret_error);
 /* nebula_checkpoint_map, but bytes that only storage has are not read yet and are zero until then. nebula_map_fetch
- * reads a range into the map and verifies it. nebula_map_read reads ranges to other addresses, without a copy in the
- * map. One call at a time. */
+ * reads a range into the map and verifies it. nebula_map_read reads ranges, which the program must not have changed in the
+ * map, to other addresses, without a copy in the map. One call at a time. */
 NEBULA_API enum nebula_status nebula_checkpoint_map_lazily(nebula_checkpoint *checkpoint, const char *name,
         nebula_map **ret_map, struct nebula_error *ret_error);
 /* Reads `size` bytes at `offset` of the file. NEBULA_CORRUPT names file and offset. */

@@ -373,9 +373,10 @@ bool stored_fetch_all(struct client_stored *stored, void *data);
  * program may have changed them. False: `file` has other bytes than the file whose chunks these are. */
 bool stored_fill(const struct client_stored *stored, void *data, const void *file);
 /* Copies ranges of a file to their targets, on a few threads. Bytes that are at `data` come from there, all others
- * from storage through one buffer per thread. stored NULL: all bytes are at `data`. Parts are sorted by offset and
- * do not overlap. */
-bool stored_scatter(const struct client_stored *stored, const void *data, uint64_t size, const struct nebula_part *parts,
+ * from storage through one buffer per thread. stored NULL: all bytes are at `data`, and in the file of `image_fd`, unless
+ * that is -1: large parts are read from it, as the map's pages take longer to make and free. Parts are sorted by offset
+ * and do not overlap. */
+bool stored_scatter(const struct client_stored *stored, int image_fd, const void *data, uint64_t size, const struct nebula_part *parts,
                     size_t count);
 /* Reads a record to part->data and compares its CRC-32. Spans go to the readers, so no reader has more than 1 MiB to do alone, and no byte
  * beside the record is read. False also if the file is read directly, or the map has all bytes of the record: stored_scatter reads these. */

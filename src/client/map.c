@@ -13,6 +13,7 @@
 
 /* Smaller files are copied: a mapping takes as long, and a process may have 65,000 of them (vm.max_map_count). */
 #define COPIED_BYTES (128u << 10)
+#define READ_FROM (4u << 20)     /* smallest image whose descriptor a lazy map keeps */
 #define HEADER_BYTES 512u /* of a record, with name and padding; a larger header costs its reader one more read */
 
 struct nebula_map {
@@ -20,6 +21,7 @@ struct nebula_map {
         uint64_t size;
         bool is_zip;
         struct client_stored *stored;    /* reads the file; NULL: the agent has it, or has had it read */
+        int image_fd;                    /* of a whole image, to read from without a page of the map; -1: none */
         bool is_image;                   /* `data` maps the agent's image: the first write to a page copies it */
         struct map_own *own;
         struct client_partial *partial;    /* the image has only some of the bytes; NULL: it has all */
@@ -108,6 +110,10 @@ static enum nebula_status open_map(struct nebula_map *map, enum ipc_reads reads,
                         status = map->partial ? map_image(map, wire.frame.fd, false, error) : no_map(error);
                 } else if (!opened->chunk_bytes) {
                         status = map_image(map, wire.frame.fd, true, error);
+                        if (status == NEBULA_OK && reads == IPC_READS_PARTS && map->size >= READ_FROM) {
+                                map->image_fd = wire.frame.fd;
+                                wire.frame.fd = -1;
+                        }
                 } else {
                         map->stored = stored_new(wire.frame.fd, opened);
                         if (map->stored)
@@ -177,6 +183,7 @@ static enum nebula_status map_file(nebula_checkpoint *checkpoint, const char *na
         map = calloc(1, sizeof *map);
         if (!map)
                 return error_set(ret_error, NEBULA_NO_MEMORY, 0, "no memory for a map");
+        map->image_fd = -1;
         map->checkpoint = checkpoint;
         atomic_fetch_add(&checkpoint->user_count, 1);
         status = client_text(map->name, sizeof map->name, name, "the file's name", ret_error);
@@ -331,11 +338,11 @@ enum nebula_status nebula_map_read(nebula_map *map, const struct nebula_part *pa
                 if (status != NEBULA_OK)
                         return status;
         }
-        if (stored_scatter(map->stored, map->data, map->size, parts, count))
+        if (stored_scatter(map->stored, map->image_fd, map->data, map->size, parts, count))
                 return NEBULA_OK;
         status = fetch_from_agent(map, ret_error);
         if (status == NEBULA_OK)
-                stored_scatter(NULL, map->data, map->size, parts, count); /* from memory, so it cannot fail */
+                stored_scatter(NULL, -1, map->data, map->size, parts, count); /* from memory, so it cannot fail */
         return status;
 }
 
@@ -375,9 +382,19 @@ enum nebula_status nebula_map_tensor(const nebula_map *map, const char *name, st
         return zip_find_tensor(map->data, map->size, name, ret_tensor, ret_error);
 }
 
+static void close_image(struct nebula_map *map)
+{
+        if (map->image_fd >= 0)
+                os->close(map->image_fd);
+        map->image_fd = -1;
+}
+
 void nebula_map_own(nebula_map *map)
 {
-        if (map && map->is_image && !map->partial && !map->own)
+        if (!map)
+                return;
+        close_image(map); /* the program may change the map now, and keep it */
+        if (map->is_image && !map->partial && !map->own)
                 map->own = map_own_start(map->data, map->size);
 }
 
@@ -388,6 +405,7 @@ void nebula_map_free(nebula_map *map)
         map_own_stop(map->own);
         if (map->data)
                 os->unmap(map->data, map->size);
+        close_image(map);
         stored_free(map->stored);
         partial_free(map->partial);
         nebula_checkpoint_free(map->checkpoint);

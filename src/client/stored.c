@@ -279,6 +279,7 @@ bool stored_fetch(struct client_stored *stored, void *data, const struct nebula_
 /* One call of stored_scatter. */
 struct scatter {
         const struct client_stored *stored;
+        int image_fd;
         const char *data;
         uint64_t size, chunk_bytes;
         const struct nebula_part *parts; /* sorted by offset */
@@ -304,6 +305,14 @@ static size_t first_part(const struct scatter *scatter, uint64_t offset)
         return low;
 }
 
+static void copy_part(const struct scatter *scatter, char *to, const char *from, uint64_t offset, uint64_t size)
+{
+        bool is_read = scatter->image_fd >= 0 && size >= STRAIGHT_MIN;
+
+        if (!is_read || os_read_at(scatter->image_fd, to, size, offset))
+                memcpy(to, from, size);
+}
+
 /* Copies the bytes [begin, end) of the file, which lie at `from`, to the parts that want them. from NULL: these get zeros. */
 static void deal_out(const struct scatter *scatter, uint64_t begin, uint64_t end, const char *from)
 {
@@ -316,7 +325,7 @@ static void deal_out(const struct scatter *scatter, uint64_t begin, uint64_t end
                 if (first >= last || (from && to == from + (first - begin))) /* nothing, or the bytes are there */
                         continue;
                 if (from)
-                        memcpy(to, from + (first - begin), last - first);
+                        copy_part(scatter, to, from + (first - begin), first, last - first);
                 else
                         memset(to, 0, last - first);
         }
@@ -418,10 +427,10 @@ static void *scatter_chunks(void *argument)
         return NULL;
 }
 
-bool stored_scatter(const struct client_stored *stored, const void *data, uint64_t size, const struct nebula_part *parts,
+bool stored_scatter(const struct client_stored *stored, int image_fd, const void *data, uint64_t size, const struct nebula_part *parts,
                     size_t count)
 {
-        struct scatter scatter = { .stored = stored, .data = data, .size = size, .parts = parts, .count = count,
+        struct scatter scatter = { .stored = stored, .image_fd = image_fd, .data = data, .size = size, .parts = parts, .count = count,
                                    .chunk_bytes = stored ? stored->chunk_bytes : IMAGE_CHUNK_BYTES };
         size_t wanted = stored || os->cpu_count() > READERS_MAX ? READERS_MAX : os->cpu_count();
         uint64_t first = count ? parts[0].offset / scatter.chunk_bytes : 0;

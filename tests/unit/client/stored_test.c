@@ -200,7 +200,7 @@ static void read_parts(int64_t flipped, int64_t damaged)
                 parts[i].data = at + 1; /* no part is aligned to a page, and a byte that no part has lies between two */
                 at += places[i].size + 1;
         }
-        is_read = stored_scatter(stored, data, BYTES_MAX, parts, PART_COUNT);
+        is_read = stored_scatter(stored, -1, data, BYTES_MAX, parts, PART_COUNT);
         CHECK(is_read == (damaged < 0));
         for (size_t i = 0; i < PART_COUNT; i++) {
                 const char *now = parts[i].data;
@@ -236,6 +236,40 @@ static void no_part_keeps_a_byte_of_a_damaged_chunk(void)
         read_parts(0, 0); /* a byte that no part has, in a chunk of which parts have others */
 }
 
+/* The file of the descriptor has other bytes than the map, so a part shows where its bytes came from. */
+static void parts_of_an_image(bool is_open)
+{
+        struct client_stored *stored = stored_of(BYTES_MAX, -1);
+        struct nebula_part parts[PART_COUNT];
+        char *data = malloc(BYTES_MAX), *to = malloc(BYTES_MAX);
+
+        memset(data, 0x5a, BYTES_MAX);
+        for (size_t i = 0; i < PART_COUNT; i++) {
+                parts[i] = places[i];
+                parts[i].data = to + places[i].offset;
+        }
+        CHECK(is_open || !os->truncate(stored_fd, 0));
+        CHECK(stored_scatter(NULL, stored_fd, data, BYTES_MAX, parts, PART_COUNT));
+        for (size_t i = 0; i < PART_COUNT; i++) {
+                const char *from = is_open && places[i].size >= (64u << 10) ? bytes : data;
+
+                CHECK(!memcmp(parts[i].data, from + places[i].offset, places[i].size));
+        }
+        free(to);
+        free(data);
+        stored_free(stored);
+}
+
+static void large_parts_of_an_image_are_read_from_its_descriptor(void)
+{
+        parts_of_an_image(true);
+}
+
+static void parts_come_from_the_map_if_the_descriptor_fails(void)
+{
+        parts_of_an_image(false);
+}
+
 static void a_file_that_became_shorter_is_not_read(void)
 {
         struct client_stored *stored = stored_of(BYTES_MAX, -1);
@@ -244,7 +278,7 @@ static void a_file_that_became_shorter_is_not_read(void)
 
         memset(to, 0x5a, BYTES_MAX);
         CHECK(os->truncate(stored_fd, BYTES_MAX - CHUNK_BYTES / 2) == 0);
-        CHECK(!stored_scatter(stored, data, BYTES_MAX, &part, 1));
+        CHECK(!stored_scatter(stored, -1, data, BYTES_MAX, &part, 1));
         for (uint64_t k = BYTES_MAX - CHUNK_BYTES; k < BYTES_MAX; k++)
                 if (to[k] && to[k] != 0x5a) {
                         CHECK(false && "a byte that was not compared");
@@ -313,5 +347,6 @@ static void a_file_is_read_whole(void)
 
 TAP_MAIN(TEST(a_file_is_read_whole), TEST(a_machine_without_userfaultfd_reads_the_same), TEST(a_flipped_byte_is_found),
          TEST(memory_that_was_not_filled_is_ordinary_memory), TEST(pages_that_are_there_already_get_the_bytes), TEST(parts_get_their_bytes),
-         TEST(no_part_keeps_a_byte_of_a_damaged_chunk), TEST(a_file_that_became_shorter_is_not_read),
+         TEST(no_part_keeps_a_byte_of_a_damaged_chunk), TEST(large_parts_of_an_image_are_read_from_its_descriptor),
+         TEST(parts_come_from_the_map_if_the_descriptor_fails), TEST(a_file_that_became_shorter_is_not_read),
          TEST(a_record_is_read_alone_and_compared), TEST(a_record_whose_bytes_the_program_may_have_changed_is_left_to_the_map))
