@@ -281,7 +281,7 @@ NEBULA_API enum nebula_status nebula_session_remove(nebula_session *session, con
  * reported at once, because their commits wait for this rank's. */
 NEBULA_API enum nebula_status nebula_checkpoint_begin(nebula_session *session, const char *tag,
         int64_t file_count, nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);
-/* Saves a file that torch.load reads as a dict of tensors. */
+/* Saves a file that torch.load reads as a dict of tensors. A name has at most 1,000 bytes. */
 NEBULA_API enum nebula_status nebula_checkpoint_save_tensors(nebula_checkpoint *checkpoint, const char *name,
         const struct nebula_tensor *tensors, size_t count, struct nebula_error *ret_error);
 /* Saves a torch file, made of its finished pickle and its storages in the order of their keys "0", "1", ... */
@@ -461,8 +461,9 @@ NEBULA_API enum nebula_status nebula_map_read(nebula_map *map, const struct nebu
 /* The bytes of the whole file, and their number. */
 NEBULA_API const void *nebula_map_data(const nebula_map *map);
 NEBULA_API uint64_t nebula_map_size(const nebula_map *map);
-/* Finds a tensor in a file that nebula_checkpoint_save_tensors wrote. ret_tensor->name is `name`; its data lie in
- * the map. NEBULA_NOT_FOUND: no tensor of that name. NEBULA_INVALID: another kind of file. */
+/* Finds a tensor in a file of nebula_checkpoint_save_tensors or torch.save. Of nested dicts and lists the keys on the path to it are joined
+ * with '.': "model.0.weight". ret_tensor->name is `name`; its data lie in the map. NEBULA_NOT_FOUND: no tensor of that name. NEBULA_INVALID:
+ * another kind of file, two tensors of that name, or one that is not contiguous or that struct nebula_tensor cannot describe. */
 NEBULA_API enum nebula_status nebula_map_tensor(const nebula_map *map, const char *name,
         struct nebula_tensor *ret_tensor, struct nebula_error *ret_error);
 /* For a program that keeps the map and will write to it. Bytes from the memory tier are mapped, and the first write to a page copies the

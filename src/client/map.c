@@ -3,12 +3,13 @@
  * read straight into this process's memory, and each chunk is checked as it arrives. A shared mapping would not do:
  * making its pages takes as long as the disk. Of a file in an object store the agent reads the parts that are needed (partial.c).
  */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
 #include "client/client.h"
-#include "image/image.h"
+#include "image/torch_pickle.h"
 #include "os/os.h"
 
 /* Smaller files are copied: a mapping takes as long, and a process may have 65,000 of them (vm.max_map_count). */
@@ -25,6 +26,7 @@ struct nebula_map {
         bool is_image;                   /* `data` maps the agent's image: the first write to a page copies it */
         struct map_own *own;
         struct client_partial *partial;    /* the image has only some of the bytes; NULL: it has all */
+        _Atomic(struct torch_tensors *) tensors; /* what nebula_map_tensor has found; NULL: it was not called */
         nebula_checkpoint *checkpoint;   /* a reference */
         char name[IPC_NAME_MAX];
 };
@@ -370,16 +372,49 @@ uint64_t nebula_map_size(const nebula_map *map)
         return map ? map->size : 0;
 }
 
+static void free_tensors(struct torch_tensors *tensors)
+{
+        if (tensors)
+                torch_tensors_done(tensors);
+        free(tensors);
+}
+
+/* Reads the pickle once. Of two threads that do it at the same time one keeps what it found. */
+static enum nebula_status find_tensors(nebula_map *map, const struct torch_tensors **ret_tensors, struct nebula_error *error)
+{
+        struct torch_tensors *found, *before = atomic_load(&map->tensors);
+        enum nebula_status status;
+
+        *ret_tensors = before;
+        if (before)
+                return NEBULA_OK;
+        found = calloc(1, sizeof *found);
+        if (!found)
+                return no_map(error);
+        status = torch_tensors_find(map->data, map->size, found, error);
+        if (status == NEBULA_OK && atomic_compare_exchange_strong(&map->tensors, &before, found)) {
+                *ret_tensors = found;
+                return NEBULA_OK;
+        }
+        free_tensors(found);
+        *ret_tensors = before;
+        return status;
+}
+
 enum nebula_status nebula_map_tensor(const nebula_map *map, const char *name, struct nebula_tensor *ret_tensor,
                                      struct nebula_error *ret_error)
 {
+        const struct torch_tensors *tensors;
+        enum nebula_status status;
+
         if (!map || !name || !ret_tensor)
                 return error_set(ret_error, NEBULA_INVALID, 0, "nebula_map_tensor needs a map, a name and a place for the "
                                  "tensor");
         if (!map->is_zip)
                 return error_set(ret_error, NEBULA_INVALID, 0, "the file holds plain bytes, so there is no tensor \"%.80s\" "
                                  "in it", name);
-        return zip_find_tensor(map->data, map->size, name, ret_tensor, ret_error);
+        status = find_tensors((nebula_map *)map, &tensors, ret_error); /* for the caller the map stays as it is */
+        return status ? status : torch_tensors_pick(tensors, map->data, name, ret_tensor, ret_error);
 }
 
 static void close_image(struct nebula_map *map)
@@ -408,6 +443,7 @@ void nebula_map_free(nebula_map *map)
         close_image(map);
         stored_free(map->stored);
         partial_free(map->partial);
+        free_tensors(map->tensors);
         nebula_checkpoint_free(map->checkpoint);
         free(map);
 }

@@ -82,25 +82,6 @@ enum nebula_status zip_find_headers(const void *data, uint64_t size, uint64_t **
 /* Recomputes every record's CRC-32. If one differs, the error names the record and the offset. */
 enum nebula_status zip_verify(const void *data, uint64_t size, struct nebula_error *error);
 /*
- * Reads back the dict that pickle_flat_dict wrote, a strict subset of pickle; any other pickle is NEBULA_INVALID.
- * ret_tensor->name is `name`; ret_tensor->data points into `data`. Each call reads the whole directory: to look up
- * many tensors, make an index.
- */
-enum nebula_status zip_find_tensor(const void *data, uint64_t size, const char *name,
-                                   struct nebula_tensor *ret_tensor, struct nebula_error *error);
-
-/* An index of all tensors of an image. `data` must stay valid while the index is used. The index owns the names. */
-struct image_index;
-enum nebula_status image_index_new(const void *data, uint64_t size, struct image_index **ret_index,
-                                   struct nebula_error *error);
-/* NEBULA_NOT_FOUND if there is no tensor of that name. */
-enum nebula_status image_index_find(const struct image_index *index, const char *name,
-                                    struct nebula_tensor *ret_tensor, struct nebula_error *error);
-/* The tensors in the order of the dict. */
-const struct nebula_tensor *image_index_tensors(const struct image_index *index, size_t *ret_count);
-void image_index_free(struct image_index *index);
-
-/*
  * The CRC-32 and CRC-64 of ranges that were summed while they were copied. That costs little, because the copy waits for
  * memory. No range crosses a border of IMAGE_CHUNK_BYTES. The list of sums lies after the file, in the same image.
  */

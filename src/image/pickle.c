@@ -3,8 +3,7 @@
  *
  *      torch._utils._rebuild_tensor_v2(persistent id, offset, shape, stride, requires_grad, hooks)
  *
- * and the persistent id ("storage", class, key, "cpu", count) names the record data/<key>. Nothing is
- * memoised: the text repeats, and the reader (image_index.c) stays simple.
+ * and the persistent id ("storage", class, key, "cpu", count) names the record data/<key>. Nothing is memoised: the text repeats.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,9 +11,35 @@
 #include "base/buf.h"
 #include "base/error.h"
 #include "base/text.h"
-#include "image/pickle.h"
+#include "image/torch_pickle.h"
 
-const struct pickle_dtype pickle_dtypes[PICKLE_DTYPE_COUNT] = {
+enum pickle_opcode {
+        PICKLE_MARK = '(',
+        PICKLE_TUPLE = 't',
+        PICKLE_EMPTY_TUPLE = ')',
+        PICKLE_BINUNICODE = 'X',
+        PICKLE_BININT1 = 'K',
+        PICKLE_BININT2 = 'M',
+        PICKLE_BININT = 'J',
+        PICKLE_LONG1 = 0x8a,
+        PICKLE_NEWFALSE = 0x89,
+        PICKLE_BINPERSID = 'Q',
+        PICKLE_REDUCE = 'R',
+};
+
+#define PICKLE_BEGIN "\x80\x02}("  /* protocol 2, an empty dict, and a mark; the items follow */
+#define PICKLE_FINISH "u."         /* puts the items into the dict, and stops */
+#define PICKLE_REBUILD "ctorch._utils\n_rebuild_tensor_v2\n"
+#define PICKLE_TORCH "ctorch\n"
+#define PICKLE_HOOKS "ccollections\nOrderedDict\n)R" /* OrderedDict() */
+
+struct pickle_dtype {
+        const char *storage; /* the name of torch's class */
+        uint32_t item_bytes;
+};
+#define PICKLE_DTYPE_COUNT (NEBULA_DTYPE_BOOL + 1u)
+
+static const struct pickle_dtype pickle_dtypes[PICKLE_DTYPE_COUNT] = {
         [NEBULA_DTYPE_U8] = { "ByteStorage", 1 },           [NEBULA_DTYPE_I8] = { "CharStorage", 1 },
         [NEBULA_DTYPE_I16] = { "ShortStorage", 2 },         [NEBULA_DTYPE_I32] = { "IntStorage", 4 },
         [NEBULA_DTYPE_I64] = { "LongStorage", 8 },          [NEBULA_DTYPE_F16] = { "HalfStorage", 2 },
@@ -89,7 +114,8 @@ static void add_tuple(struct buf *buf, const uint64_t *values, uint32_t count)
         buf_add_byte(buf, PICKLE_TUPLE);
 }
 
-void pickle_strides(const struct nebula_tensor *tensor, uint64_t ret_strides[NEBULA_DIM_MAX])
+/* Strides of a dense array in row-major order, as torch counts them: in items; an extent of 0 counts as 1. */
+static void count_strides(const struct nebula_tensor *tensor, uint64_t ret_strides[NEBULA_DIM_MAX])
 {
         uint64_t stride = 1;
 
@@ -118,7 +144,7 @@ static void add_tensor(struct buf *buf, const struct nebula_tensor *tensor, size
         buf_add_byte(buf, PICKLE_BINPERSID);
         add_integer(buf, 0);
         add_tuple(buf, tensor->shape, tensor->dim_count);
-        pickle_strides(tensor, strides);
+        count_strides(tensor, strides);
         add_tuple(buf, strides, tensor->dim_count);
         buf_add_byte(buf, PICKLE_NEWFALSE);
         buf_add_text(buf, PICKLE_HOOKS);
@@ -152,9 +178,11 @@ static enum nebula_status check_names(const struct nebula_tensor *tensors, size_
 
 static enum nebula_status check_tensor(const struct nebula_tensor *tensor, size_t index, struct nebula_error *error)
 {
-        if (!tensor->name)
+        if (!tensor->name || !*tensor->name)
                 return error_set(error, NEBULA_INVALID, 0, "tensor %zu has no name", index);
-        if (strlen(tensor->name) > UINT32_MAX || !text_is_utf8(tensor->name, strlen(tensor->name)))
+        if (strlen(tensor->name) > TORCH_KEY_MAX)
+                return error_set(error, NEBULA_INVALID, 0, "the name of tensor %zu is longer than %u bytes", index, TORCH_KEY_MAX);
+        if (!text_is_utf8(tensor->name, strlen(tensor->name)))
                 return error_set(error, NEBULA_INVALID, 0, "the name of tensor %zu is not valid UTF-8", index);
         if ((unsigned)tensor->dtype >= PICKLE_DTYPE_COUNT)
                 return error_set(error, NEBULA_INVALID, 0, "tensor \"%s\" has the unknown dtype %d", tensor->name,

@@ -59,7 +59,7 @@ static void add_key(struct buf *name, const struct value *key, uint32_t index)
         if (name->size)
                 buf_add_byte(name, '.');
         if (key && key->kind == TEXT) {
-                buf_add(name, key->text.bytes, key->text.size < 1000 ? key->text.size : 1000);
+                buf_add(name, key->text.bytes, key->text.size < TORCH_KEY_MAX ? key->text.size : TORCH_KEY_MAX);
         } else {
                 snprintf(number, sizeof number, "%" PRId64, key && key->kind == NUMBER ? key->number : (int64_t)index);
                 buf_add_text(name, number);
@@ -194,6 +194,45 @@ enum nebula_status torch_tensors_find_in(const void *data, const struct zip_entr
         else
                 *ret_tensors = tensors;
         return status;
+}
+
+static const struct torch_tensor *find_named(const struct torch_tensors *tensors, const char *name, bool *ret_is_twice)
+{
+        const struct torch_tensor *found = NULL;
+
+        *ret_is_twice = false;
+        for (size_t i = 0; i < tensors->count; i++)
+                if (!strcmp(tensors->list[i].name, name)) {
+                        *ret_is_twice = found != NULL;
+                        if (found)
+                                break;
+                        found = &tensors->list[i];
+                }
+        return found;
+}
+
+enum nebula_status torch_tensors_pick(const struct torch_tensors *tensors, const void *data, const char *name, struct nebula_tensor *ret_tensor,
+                                      struct nebula_error *error)
+{
+        static const uint8_t types[TORCH_DTYPE_COUNT] = { /* 1 more than the type, as 0 is none */
+                [TORCH_F64] = NEBULA_DTYPE_F64 + 1, [TORCH_F32] = NEBULA_DTYPE_F32 + 1, [TORCH_F16] = NEBULA_DTYPE_F16 + 1, [TORCH_BF16] = NEBULA_DTYPE_BF16 + 1,
+                [TORCH_I64] = NEBULA_DTYPE_I64 + 1, [TORCH_I32] = NEBULA_DTYPE_I32 + 1, [TORCH_I16] = NEBULA_DTYPE_I16 + 1, [TORCH_I8] = NEBULA_DTYPE_I8 + 1,
+                [TORCH_U8] = NEBULA_DTYPE_U8 + 1, [TORCH_BOOL] = NEBULA_DTYPE_BOOL + 1, [TORCH_C64] = NEBULA_DTYPE_C64 + 1, [TORCH_C128] = NEBULA_DTYPE_C128 + 1,
+        };
+        bool is_twice;
+        const struct torch_tensor *found = find_named(tensors, name, &is_twice);
+
+        if (!found)
+                return error_set(error, NEBULA_NOT_FOUND, 0, "no tensor \"%.200s\" among the %zu of this file", name, tensors->count);
+        if (is_twice)
+                return error_set(error, NEBULA_INVALID, 0, "two tensors of this file have the name \"%.200s\"", name);
+        if (!types[found->dtype] || found->dim_count > NEBULA_DIM_MAX || !found->is_contiguous)
+                return error_set(error, NEBULA_INVALID, 0, "tensor \"%.200s\" is not contiguous, or of a type or a number of dimensions that nebula.h does not have",
+                                 name);
+        *ret_tensor = (struct nebula_tensor){ .name = name, .data = (const char *)data + found->offset, .dtype = (enum nebula_dtype)(types[found->dtype] - 1),
+                                              .dim_count = found->dim_count };
+        memcpy(ret_tensor->shape, found->shape, found->dim_count * sizeof *found->shape);
+        return NEBULA_OK;
 }
 
 void torch_tensors_done(struct torch_tensors *tensors)

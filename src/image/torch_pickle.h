@@ -2,6 +2,7 @@
  * torch_pickle.h - finds the tensors in a file of torch.save, with their names.
  *
  *      torch_tensors_find    reads the pickle and the directory of an image
+ *      torch_tensors_pick    gives one of them the form of nebula.h
  *      torch_tensors_done
  *
  * A machine reads the pickle. It builds only values that can lead to tensors: dicts, lists, tuples, texts and numbers. It knows how torch
@@ -24,6 +25,7 @@
 #include "image/image.h"
 
 #define TORCH_DIM_MAX 64u
+#define TORCH_KEY_MAX 1000u /* bytes of a key that count in a name */
 
 enum torch_dtype {
         TORCH_F64, TORCH_F32, TORCH_F16, TORCH_BF16, TORCH_F8_E4M3, TORCH_F8_E5M2, TORCH_I64, TORCH_I32, TORCH_I16, TORCH_I8, TORCH_U64, TORCH_U32,
@@ -52,6 +54,10 @@ enum nebula_status torch_tensors_find(const void *data, uint64_t size, struct to
 /* The same with the entries that zip_read has returned. */
 enum nebula_status torch_tensors_find_in(const void *data, const struct zip_entry *entries, size_t count, struct torch_tensors *ret_tensors,
                                          struct nebula_error *error);
+/* The tensor of that name, whose data lie in `data`, the image. ret_tensor->name is `name`. NEBULA_NOT_FOUND: there is none. NEBULA_INVALID: two
+ * have that name, or struct nebula_tensor cannot describe it. */
+enum nebula_status torch_tensors_pick(const struct torch_tensors *tensors, const void *data, const char *name, struct nebula_tensor *ret_tensor,
+                                      struct nebula_error *error);
 void torch_tensors_done(struct torch_tensors *tensors);
 
 #endif

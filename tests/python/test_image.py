@@ -150,6 +150,22 @@ def test_c_finds_the_tensors_that_it_wrote(tmp_path: Path) -> None:
     assert tool("find", path, "é") == f"11 5 : {zlib.crc32(payload(5, True)):08x}\n"
 
 
+def test_c_finds_the_tensors_that_torch_save_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "stock.pt"
+    whole = torch.arange(60, dtype=torch.int32).reshape(6, 10)
+    state = {"model": torch.nn.Linear(4, 3).state_dict(), "moments": [whole, whole[2:4]], "column": whole[:, 1], "a": {"b": whole}, "a.b": whole, "step": 7}
+    state |= {"half": torch.zeros(3, dtype=torch.float8_e5m2)}
+    torch.save(state, path)
+    assert tool("find", path, "model.weight") == f"7 3 4 : {zlib.crc32(raw(state['model']['weight'])):08x}\n"
+    assert tool("find", path, "moments.1") == f"3 2 10 : {zlib.crc32(whole[2:4].numpy().tobytes()):08x}\n"
+    for name, refusal in {
+        "column": "not contiguous", "half": "of a type", "a.b": "two tensors", "step": 'no tensor "step" among the 8', "model": "no tensor",
+    }.items():  # fmt: skip
+        with pytest.raises(subprocess.CalledProcessError, match="status 1") as raised:
+            tool("find", path, name)
+        assert refusal in raised.value.stderr
+
+
 def test_files_that_torch_save_wrote_are_verified(tmp_path: Path) -> None:
     path = tmp_path / "stock.pt"
     torch.save({"w": torch.arange(100_000.0), "n": 3}, path)

@@ -2,6 +2,7 @@
 #include <stdint.h>
 
 #include "image/image.h"
+#include "image/torch_pickle.h"
 #include "image/zip_format.h"
 #include "sum/sum.h"
 #include "tap.h"
@@ -152,6 +153,18 @@ static void the_places_of_records_follow_from_the_directory_alone(void)
         made_done(&made);
 }
 
+static enum nebula_status find_tensor(const void *data, uint64_t size, const char *name, struct nebula_tensor *ret_tensor)
+{
+        struct torch_tensors tensors;
+        enum nebula_status status = torch_tensors_find(data, size, &tensors, &error);
+
+        if (status)
+                return status;
+        status = torch_tensors_pick(&tensors, data, name, ret_tensor, &error);
+        torch_tensors_done(&tensors);
+        return status;
+}
+
 static void a_file_without_storages_is_whole(void)
 {
         struct nebula_tensor tensor;
@@ -159,31 +172,28 @@ static void a_file_without_storages_is_whole(void)
 
         REQUIRE(make(&made, 0, 4096) == NEBULA_OK);
         CHECK(zip_verify(made.data, made.size, &error) == NEBULA_OK);
-        CHECK(zip_find_tensor(made.data, made.size, "w", &tensor, &error) == NEBULA_NOT_FOUND);
+        CHECK(find_tensor(made.data, made.size, "w", &tensor) == NEBULA_NOT_FOUND);
         made_done(&made);
 }
 
 static void every_tensor_is_found_again(void)
 {
-        const struct nebula_tensor *all;
-        struct image_index *index;
+        struct torch_tensors all;
         struct made made;
-        size_t count;
 
         REQUIRE(make(&made, 50, 4096) == NEBULA_OK);
-        REQUIRE(image_index_new(made.data, made.size, &index, &error) == NEBULA_OK);
-        all = image_index_tensors(index, &count);
-        REQUIRE(count == 50);
-        for (size_t k = 0; k < count; k++) {
+        REQUIRE(torch_tensors_find(made.data, made.size, &all, &error) == NEBULA_OK);
+        REQUIRE(all.count == 50);
+        for (size_t k = 0; k < all.count; k++) {
                 const struct nebula_tensor *want = &made.tensors[k];
                 struct nebula_tensor found;
 
-                REQUIRE(image_index_find(index, want->name, &found, &error) == NEBULA_OK);
+                REQUIRE(torch_tensors_pick(&all, made.data, want->name, &found, &error) == NEBULA_OK);
                 CHECK(found.dtype == want->dtype && found.dim_count == 2 && found.shape[0] == k * k && found.shape[1] == 3);
                 CHECK(found.data == made.data + made.layout.storage_offsets[k]);
-                CHECK(strcmp(all[k].name, want->name) == 0);
+                CHECK(strcmp(all.list[k].name, want->name) == 0);
         }
-        image_index_free(index);
+        torch_tensors_done(&all);
         made_done(&made);
 }
 
@@ -194,9 +204,9 @@ static void looking_for_one_tensor_gives_its_caller_s_name(void)
         struct made made;
 
         REQUIRE(make(&made, 5, 4096) == NEBULA_OK);
-        REQUIRE(zip_find_tensor(made.data, made.size, name, &found, &error) == NEBULA_OK);
+        REQUIRE(find_tensor(made.data, made.size, name, &found) == NEBULA_OK);
         CHECK(found.name == name && found.shape[0] == 9);
-        CHECK(zip_find_tensor(made.data, made.size, "layer.3", &found, &error) == NEBULA_NOT_FOUND);
+        CHECK(find_tensor(made.data, made.size, "layer.3", &found) == NEBULA_NOT_FOUND);
         CHECK(found.name == name); /* untouched on failure */
         made_done(&made);
 }
@@ -646,22 +656,49 @@ static void tensors_that_no_file_can_describe_are_refused(void)
                 CHECK(pickle_flat_dict(&tensors[k], 1, &pickle, &size, &error) == NEBULA_INVALID);
 }
 
-static void a_pickle_of_another_program_is_refused(void)
+/* A flipped bit in the pickle: no tensor, or one whose bytes all lie in the image. */
+static void a_damaged_pickle_gives_no_byte_outside_of_the_image(void)
 {
         struct nebula_tensor tensor;
         struct made made;
         uint8_t *pickle;
+        size_t found = 0, refused = 0, pickle_size;
 
         REQUIRE(make(&made, 2, 64) == NEBULA_OK);
         pickle = made.data + made.layout.pickle_offset;
-        for (uint64_t k = 0; k < 40; k++) { /* begin, name, and the call */
-                pickle[k] ^= 0x80;
-                CHECK(zip_find_tensor(made.data, made.size, "layer.0.weight", &tensor, &error) == NEBULA_INVALID ||
-                      (k >= 9 && k < 23)); /* within the name: another name */
-                pickle[k] ^= 0x80;
+        pickle_size = made.layout.storage_offsets[0] - made.layout.pickle_offset;
+        for (uint64_t k = 0; k < 8 * pickle_size; k++) {
+                pickle[k / 8] ^= (uint8_t)(1u << k % 8);
+                if (find_tensor(made.data, made.size, "layer.1.weight", &tensor)) {
+                        refused++;
+                } else {
+                        CHECK((const uint8_t *)tensor.data >= made.data);
+                        CHECK(pickle_tensor_size(&tensor) <= (uint64_t)(made.data + made.size - (const uint8_t *)tensor.data));
+                        found++;
+                }
+                pickle[k / 8] ^= (uint8_t)(1u << k % 8);
         }
-        CHECK(zip_find_tensor(made.data, made.size, "layer.0.weight", &tensor, &error) == NEBULA_OK);
+        CHECK(found && refused);
+        CHECK(find_tensor(made.data, made.size, "layer.1.weight", &tensor) == NEBULA_OK);
         made_done(&made);
+}
+
+static void names_that_cannot_be_found_again_are_refused(void)
+{
+        struct nebula_tensor tensor = { .dtype = NEBULA_DTYPE_F32, .dim_count = 1, .shape = { 1 } };
+        char name[TORCH_KEY_MAX + 2];
+        size_t size;
+        char *pickle;
+
+        memset(name, 'n', sizeof name);
+        name[TORCH_KEY_MAX + 1] = '\0';
+        tensor.name = name;
+        CHECK(pickle_flat_dict(&tensor, 1, &pickle, &size, &error) == NEBULA_INVALID && strstr(error.message, "longer than 1000"));
+        tensor.name = name + TORCH_KEY_MAX + 1;
+        CHECK(pickle_flat_dict(&tensor, 1, &pickle, &size, &error) == NEBULA_INVALID && strstr(error.message, "no name"));
+        tensor.name = name + 1;
+        REQUIRE(pickle_flat_dict(&tensor, 1, &pickle, &size, &error) == NEBULA_OK);
+        free(pickle);
 }
 
 /* Files of this project's first versions must be read for ever. */
@@ -682,17 +719,18 @@ static uint8_t *read_golden(const char *name, size_t *ret_size)
 
 static void the_golden_image_of_version_1_0_is_read(void)
 {
-        size_t size, count, chunk_count;
+        size_t size, chunk_count;
         uint8_t *data = read_golden("image-1.0.pt", &size);
-        const struct nebula_tensor *tensors;
-        struct image_index *index;
+        struct torch_tensors found;
+        struct nebula_tensor tensors[4];
         uint64_t *chunks;
 
         REQUIRE(size > 0);
         CHECK(zip_verify(data, size, &error) == NEBULA_OK);
-        REQUIRE(image_index_new(data, size, &index, &error) == NEBULA_OK);
-        tensors = image_index_tensors(index, &count);
-        REQUIRE(count == 4);
+        REQUIRE(torch_tensors_find(data, size, &found, &error) == NEBULA_OK);
+        REQUIRE(found.count == 4);
+        for (size_t k = 0; k < 4; k++)
+                REQUIRE(torch_tensors_pick(&found, data, found.list[k].name, &tensors[k], &error) == NEBULA_OK);
         CHECK(strcmp(tensors[0].name, "w") == 0 && tensors[0].dtype == NEBULA_DTYPE_F32 && tensors[0].dim_count == 2);
         CHECK(tensors[0].shape[0] == 3 && tensors[0].shape[1] == 4);
         CHECK(strcmp(tensors[1].name, "caf\xc3\xa9.bias") == 0 && tensors[1].dtype == NEBULA_DTYPE_F64 && tensors[1].dim_count == 0);
@@ -703,7 +741,7 @@ static void the_golden_image_of_version_1_0_is_read(void)
         REQUIRE(image_seal(data, size, true, IMAGE_CHUNK_BYTES, &chunks, &chunk_count, &error) == NEBULA_OK);
         CHECK(chunk_count == 1 && chunks[0] == UINT64_C(0xfb62654cdd5a88d2));
         free(chunks);
-        image_index_free(index);
+        torch_tensors_done(&found);
         free(data);
 }
 
@@ -719,4 +757,4 @@ TAP_MAIN(TEST(the_golden_image_of_version_1_0_is_read), TEST(every_payload_is_al
          TEST(any_flipped_payload_bit_is_found_with_its_record), TEST(every_truncation_is_refused),
          TEST(a_broken_zip_is_refused_by_seal_and_left_as_it_was), TEST(records_that_overlap_are_refused),
          TEST(two_tensors_of_one_name_are_refused), TEST(tensors_that_no_file_can_describe_are_refused),
-         TEST(a_pickle_of_another_program_is_refused))
+         TEST(a_damaged_pickle_gives_no_byte_outside_of_the_image), TEST(names_that_cannot_be_found_again_are_refused))

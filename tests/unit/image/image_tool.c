@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "image/image.h"
+#include "image/torch_pickle.h"
 #include "sum/sum.h"
 
 static void die(const char *what, const struct nebula_error *error)
@@ -105,15 +105,17 @@ static void write_image(const char *path, char **texts, size_t count, bool spars
 
 static void print_tensor(const uint8_t *image, uint64_t size, const char *name)
 {
+        struct torch_tensors tensors;
         struct nebula_tensor tensor;
         struct nebula_error error;
 
-        if (zip_find_tensor(image, size, name, &tensor, &error))
+        if (torch_tensors_find(image, size, &tensors, &error) || torch_tensors_pick(&tensors, image, name, &tensor, &error))
                 die(name, &error);
         printf("%d", (int)tensor.dtype);
         for (uint32_t k = 0; k < tensor.dim_count; k++)
                 printf(" %" PRIu64, tensor.shape[k]);
         printf(" : %08" PRIx32 "\n", sum_crc32(0, tensor.data, (size_t)pickle_tensor_size(&tensor)));
+        torch_tensors_done(&tensors);
 }
 
 static void print_chunks(uint8_t *image, uint64_t size, uint32_t chunk_bytes)
