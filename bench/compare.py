@@ -432,7 +432,7 @@ def main() -> int:
         elif name == "row":
             entry["results"] = everybody(in_a_row, workload, "ten in a row", args, asked_for(workload, args))
         else:
-            names = [name for name in args.peers if name != "nebula_cow"]
+            names = [name for name in [*peers.others(), "nebula_interval"] if name in args.peers]
             entry["limits"] = beside_a_write(workload, args)
             entry["results"] = everybody(train, workload, "training loop", args, names)
         measured[name] = entry

@@ -7,7 +7,7 @@ import pkgutil
 
 from ..peer import Peer
 
-VARIANTS = ["nebula_cow", "nebula_interval", "nebula_prepared", "nebula_store", "torch_save_mmap"]  # for some workloads
+VARIANTS = ["nebula_cow", "nebula_interval", "nebula_lazy", "nebula_prepared", "nebula_store", "torch_save_mmap"]  # for some workloads
 LIMITS = ["bare_write"]  # of the machine, measured like a peer
 BASIC = ["nebula", "nebula_prepared", "dcp_async", "safetensors_file", "torch_save"]  # of `make bench`; they need no environment
 
