@@ -286,6 +286,24 @@ def test_a_tensor_that_is_not_finite_is_named_once(place, dtype, value, told):
 
 
 # fault: as test_a_version_with_the_values_of_the_one_before_is_told
+def test_many_small_tensors_are_looked_at_in_each_fourth_version_and_named_once(place, told):
+    nm.init(str(place.storage), 0, 2)
+    many = {f"w{i}": torch.ones(64) for i in range(1100)}
+    for step in range(1, 9):  # steps 1, 5 and 9 are looked at
+        if step == 2:
+            many["w700"] = torch.full((64,), torch.nan)
+        save_values(place, step, **many)
+        assert not told("infinite value") or step > 4
+    until(lambda: told("infinite value"), 60, "the event")
+    save_values(place, 9, **many)
+    save_values(place, 10, bad=torch.full((1,), torch.nan), **dict(list(many.items())[:900]))  # too few to be left out
+    save_values(place, 11, large=torch.ones(1 << 20))
+    save_values(place, 12, large=torch.full((1 << 20,), torch.inf))
+    until(lambda: len(told("infinite value")) == 2, 60, "the second event")
+    assert ["'global_step5'" in told("infinite value")[0] and '"w700"' in told("infinite value")[0], "'global_step12'" in told("infinite value")[1]] == [True, True]
+
+
+# fault: as test_a_version_with_the_values_of_the_one_before_is_told
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_value_that_is_not_finite_is_found_in_files_of_dcp_and_in_safetensors(place, dtype, told):
     import torch.distributed.checkpoint as dcp

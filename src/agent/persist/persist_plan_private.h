@@ -40,6 +40,7 @@ struct plan_file {
 struct plan_values {
         uint64_t sum; /* of the values of all files */
         bool has_any; /* a file counts */
+        bool has_gap; /* a file of many small tensors was left out */
         char tensor[300], file[IPC_NAME_MAX]; /* the first that is not finite; "": none */
 };
 /* A copy of the version's description, so that the lock is free while the worker writes. */
