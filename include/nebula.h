@@ -281,7 +281,7 @@ NEBULA_API enum nebula_status nebula_session_remove(nebula_session *session, con
  * reported at once, because their commits wait for this rank's. */
 NEBULA_API enum nebula_status nebula_checkpoint_begin(nebula_session *session, const char *tag,
         int64_t file_count, nebula_checkpoint **ret_checkpoint, struct nebula_error *ret_error);
-/* Saves a file that torch.load reads as a dict of tensors. A name has at most 1,000 bytes. */
+/* Saves a file that torch.load reads as a dict of tensors. A name has 1 to 1,000 bytes of UTF-8. */
 NEBULA_API enum nebula_status nebula_checkpoint_save_tensors(nebula_checkpoint *checkpoint, const char *name,
         const struct nebula_tensor *tensors, size_t count, struct nebula_error *ret_error);
 /* Saves a torch file, made of its finished pickle and its storages in the order of their keys "0", "1", ... */

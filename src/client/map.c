@@ -14,7 +14,7 @@
 
 /* Smaller files are copied: a mapping takes as long, and a process may have 65,000 of them (vm.max_map_count). */
 #define COPIED_BYTES (128u << 10)
-#define READ_FROM (4u << 20)     /* smallest image whose descriptor a lazy map keeps */
+#define READ_FROM (4u << 20) /* smallest image whose descriptor a lazy map keeps */
 #define HEADER_BYTES 512u /* of a record, with name and padding; a larger header costs its reader one more read */
 
 struct nebula_map {

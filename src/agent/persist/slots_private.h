@@ -47,7 +47,7 @@ struct job_persist {
         bool has_values, was_not_finite; /* of the version before, whose values have that sum (persist_values.c) */
         uint64_t values_sum;
         int64_t values_step;
-        uint64_t looks;                /* versions whose values were looked at. Used by the worker */
+        uint64_t looks;                /* versions with a step that it has written; LOOK_EVERY counts them. Used by the worker */
         uint64_t settings_sum;         /* of the settings that this agent wrote last; 0: none. Used by the worker */
         bool settings_failed;          /* the log has said that they could not be written */
         uint32_t source_vain;          /* so many versions in a row had nothing in common with those before (persist_source.c) */
