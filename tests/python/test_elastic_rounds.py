@@ -21,10 +21,10 @@ from waiting import until
 
 
 class Memory(Cells):
-    """Cells in this process, as one node reaches them. cut: this node does not reach them."""
+    """Cells in this process, as one node reaches them. cut: this node does not reach them. rest_s: it stands still so long after each write."""
 
     def __init__(self, texts: dict[Cell, tuple[str, str]], lock: Any) -> None:
-        self.texts, self.lock, self.cut = texts, lock, False
+        self.texts, self.lock, self.cut, self.rest_s = texts, lock, False, 0.0
 
     def _look(self) -> None:
         if self.cut:
@@ -42,7 +42,8 @@ class Memory(Cells):
                 return None
             new = str(int(token or 0) + 1)
             self.texts[cell] = text, new
-            return new
+        time.sleep(self.rest_s)
+        return new
 
     def put(self, cell: Cell, text: str) -> None:
         self._look()
@@ -259,6 +260,20 @@ def test_a_spare_stands_in_for_a_lost_node(start_job):
     job.await_world(nodes[0], spare, least_joined=1)
     assert nodes[0].joined == 2, "no round was closed without the spare"
     job.check_worlds()
+
+
+# fault: as test_a_spare_stands_in_for_a_lost_node
+def test_a_spare_is_waited_for_from_its_first_write_on(start_job):
+    job = start_job(1, 2)
+    nodes = job.start(2, 3)
+    job.await_world(*nodes)
+    [spare] = job.start(4)
+    until(lambda: '"r"' in str([text for text, _ in job.texts.values()]))
+    until(lambda: hears(nodes[0], 1))
+    spare.cells.rest_s = 2.0
+    nodes[1].lose()
+    job.await_world(nodes[0], spare, least_joined=1)
+    assert nodes[0].joined == 2, "no round was closed without the spare"
 
 
 # fault: as test_a_spare_stands_in_for_a_lost_node

@@ -1,7 +1,8 @@
 """Rounds that wait for no node that is not coming.
 
 torch's handler decides by its own rules. Five are different here:
-* a node that leaves a complete round is in the wait list by the same write, so a new round never begins without it;
+* a node that leaves a complete round, and a spare for which there is a place, are in the wait list by the same write, so a new round never
+  begins without them;
 * a round closes when every node of the last world has come back or is lost, and a spare stands in for each lost one. Only a round without a
   node of an earlier world waits for the last call;
 * if a round closes with all its places taken, the nodes that still wait are spares. In torch they go on waiting, and a waiting node makes the
@@ -87,11 +88,18 @@ class Executor(_DistributedRendezvousOpExecutor):  # type: ignore[misc]
             self._mark_rendezvous_complete()
 
     def _remove_from_participants(self) -> None:
-        state, was_complete = self._state, self._state.complete
+        was_complete = self._state.complete
         super()._remove_from_participants()
         if was_complete:
-            state.wait_list.add(self._node)
-            state.last_heartbeats[self._node] = datetime.now(timezone.utc)
+            self._wait()
+
+    def _remove_from_redundancy_list(self) -> None:
+        super()._remove_from_redundancy_list()
+        self._wait()
+
+    def _wait(self) -> None:
+        self._state.wait_list.add(self._node)
+        self._state.last_heartbeats[self._node] = datetime.now(timezone.utc)
 
     def _mark_rendezvous_complete(self) -> None:
         super()._mark_rendezvous_complete()
