@@ -27,28 +27,29 @@ static int64_t earlier(int64_t a, int64_t b)
         return a < b ? a : b;
 }
 
-static int64_t end_sessions(struct catalogue *catalogue, int64_t now)
+static void end_session(struct catalogue *catalogue, struct session *session)
+{
+        if (session->role == IPC_ROLE_TRAINER) {
+                log_event(LOG_LEVEL_INFO, "rank %u (process %u) has left job \"%s\" in %s", session->rank, session->pid, session->job->name,
+                          session->job->persist_path);
+                commit_session_ended(catalogue, session);
+        }
+        catalogue_session_set(session, NULL, session->role, 0);
+        free(session);
+}
+
+static int64_t end_sessions(struct catalogue *catalogue, struct job *job, int64_t now)
 {
         int64_t due = INT64_MAX;
 
-        for (struct session **link = &catalogue->sessions; *link;) {
-                struct session *session = *link;
-
-                if (session->connection_count) {
-                        link = &session->next;
-                } else if (now < session->left_ns + SESSION_GRACE_NS && catalogue_may_live(session->seen_pid)) {
+        for (struct session *session = job->sessions, *next; session; session = next) {
+                next = session->next;
+                if (session->connection_count)
+                        continue;
+                if (now < session->left_ns + SESSION_GRACE_NS && catalogue_may_live(session->seen_pid))
                         due = earlier(due, session->left_ns + SESSION_GRACE_NS);
-                        link = &session->next;
-                } else {
-                        *link = session->next;
-                        if (session->role == IPC_ROLE_TRAINER) {
-                                log_event(LOG_LEVEL_INFO, "rank %u (process %u) has left job \"%s\" in %s", session->rank, session->pid,
-                                         session->job->name, session->job->persist_path);
-                                commit_session_ended(catalogue, session);
-                        }
-                        catalogue_session_moved(session, &(struct session){ 0 });
-                        free(session);
-                }
+                else
+                        end_session(catalogue, session);
         }
         return due;
 }
@@ -70,26 +71,41 @@ static int64_t release_ended(struct catalogue *catalogue, struct job *job, int64
         return is_kept ? until : INT64_MAX;
 }
 
-static int64_t release_idle(struct catalogue *catalogue, int64_t now)
+static int64_t release_idle(struct catalogue *catalogue, struct job *job, int64_t now)
 {
         int64_t spare_ns = (int64_t)catalogue->linger_s * SECOND_NS < SPARE_IDLE_NS ? (int64_t)catalogue->linger_s * SECOND_NS : SPARE_IDLE_NS;
+        int64_t due = release_ended(catalogue, job, now);
+
+        if (job->trainer_count || !memory_free_bytes(catalogue->memory, job))
+                return due;
+        if (now < job->idle_since_ns + spare_ns)
+                return earlier(due, job->idle_since_ns + spare_ns);
+        for (struct image *image = memory_next_free(catalogue->memory, NULL, job), *next; image; image = next) {
+                next = memory_next_free(catalogue->memory, image, job);
+                memory_doom(catalogue->memory, image);
+        }
+        pthread_cond_signal(&catalogue->pages);
+        return due;
+}
+
+/* All that concerns a job is looked at before the next job: each comes into the processor's caches once. */
+static int64_t look_at_jobs(struct catalogue *catalogue, int64_t now)
+{
         int64_t due = INT64_MAX;
 
         while (!catalogue->connection_count && policy_drop_restored(catalogue))
                 pthread_cond_signal(&catalogue->pages);
-        for (struct job *job = catalogue->jobs; job; job = job->next) {
-                due = earlier(due, release_ended(catalogue, job, now));
-                if (job->trainer_count || !memory_free_bytes(catalogue->memory, job))
+        for (struct job **link = &catalogue->jobs, *job; (job = *link);) {
+                due = earlier(due, end_sessions(catalogue, job, now));
+                due = earlier(due, commit_quiet(catalogue, job, now));
+                if (survival_log_check_owners(catalogue, job))
+                        due = earlier(due, now + OWNER_CHECK_NS);
+                due = earlier(due, release_idle(catalogue, job, now));
+                due = earlier(due, policy_foreseen_due(catalogue, job, now));
+                if (catalogue_forget_job(catalogue, link, now, &due))
                         continue;
-                if (now < job->idle_since_ns + spare_ns) {
-                        due = earlier(due, job->idle_since_ns + spare_ns);
-                        continue;
-                }
-                for (struct image *image = memory_next_free(catalogue->memory, NULL, job), *next; image; image = next) {
-                        next = memory_next_free(catalogue->memory, image, job);
-                        memory_doom(catalogue->memory, image);
-                }
-                pthread_cond_signal(&catalogue->pages);
+                due = earlier(due, worker_start(catalogue, job, now));
+                link = &job->next;
         }
         return due;
 }
@@ -123,15 +139,8 @@ void *clock_main(void *argument)
         while (!catalogue->stopping) {
                 int64_t now = os->now_ns(), due = INT64_MAX;
 
-                due = earlier(due, end_sessions(catalogue, now));
-                due = earlier(due, commit_quiet(catalogue, now));
-                if (survival_log_check_owners(catalogue))
-                        due = earlier(due, now + OWNER_CHECK_NS);
-                due = earlier(due, release_idle(catalogue, now));
+                due = earlier(due, look_at_jobs(catalogue, now));
                 due = earlier(due, shortage_look(catalogue, now));
-                due = earlier(due, policy_foreseen_due(catalogue, now));
-                due = earlier(due, catalogue_forget_jobs(catalogue, now));
-                due = earlier(due, worker_start(catalogue, now));
                 due = earlier(due, memory_scrub_look(catalogue, now));
                 due = earlier(due, pulse_look(catalogue, now));
                 due = earlier(due, verdict_look(catalogue, now));

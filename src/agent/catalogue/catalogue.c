@@ -63,12 +63,6 @@ void catalogue_done(struct catalogue *catalogue)
         for (const struct room *const *room = catalogue->rooms; *room; room++)
                 if ((*room)->catalogue_ends)
                         (*room)->catalogue_ends(catalogue);
-        while (catalogue->sessions) {
-                struct session *session = catalogue->sessions;
-
-                catalogue->sessions = session->next;
-                free(session);
-        }
         pthread_cond_destroy(&catalogue->moved);
         pthread_cond_destroy(&catalogue->clock);
         pthread_cond_destroy(&catalogue->pages);
@@ -277,9 +271,7 @@ static uint32_t helpers_needed(const struct catalogue *catalogue)
 
         if (!memory->joining && policy_small_image(catalogue))
                 wakes |= WAKE_PAGES;
-        for (const struct job *job = catalogue->jobs; job; job = job->next)
-                wakes |= (job->spare_due ? WAKE_PAGES : 0) | (job->is_served ? WAKE_COPY : 0);
-        return wakes;
+        return wakes | (memory->spares_due ? WAKE_PAGES : 0) | (catalogue->serves_jobs ? WAKE_COPY : 0);
 }
 
 /* Also wakes threads of the lane; NULL: of all lanes. Two lanes under one lock are rare, and wake all. */
@@ -369,9 +361,10 @@ void catalogue_panic(struct catalogue *catalogue, const char *what)
 
 struct session *catalogue_session(struct catalogue *catalogue, uint64_t nonce)
 {
-        for (struct session *session = catalogue->sessions; session; session = session->next)
-                if (session->nonce == nonce)
-                        return session;
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
+                for (struct session *session = job->sessions; session; session = session->next)
+                        if (session->nonce == nonce)
+                                return session;
         return NULL;
 }
 
@@ -382,41 +375,45 @@ static void count_session(const struct session *session, int one)
 
         if (!session->job)
                 return;
-        session->job->session_count += one;
         session->job->trainer_session_count += trains ? one : 0;
         session->job->trainer_count += trains && session->connection_count ? one : 0;
 }
 
-void catalogue_session_moved(const struct session *before, const struct session *session)
+void catalogue_session_set(struct session *session, struct job *job, uint32_t role, uint32_t connection_count)
 {
-        count_session(before, -1);
+        count_session(session, -1);
+        if (session->job && session->job != job) {
+                struct session **link = &session->job->sessions;
+
+                while (*link != session)
+                        link = &(*link)->next;
+                *link = session->next;
+        }
+        if (job && session->job != job) {
+                session->next = job->sessions;
+                job->sessions = session;
+        }
+        session->job = job;
+        session->role = role;
+        session->connection_count = connection_count;
         count_session(session, 1);
 }
 
-uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct job *job)
+bool catalogue_is_spare(const struct job *job)
 {
-        uint32_t count = job ? job->trainer_count : 0;
+        const struct session *session = job->sessions;
 
-        for (job = job ? NULL : catalogue->jobs; job; job = job->next)
-                count += job->trainer_count;
-        return count;
-}
-
-bool catalogue_is_spare(const struct catalogue *catalogue, const struct job *job)
-{
-        const struct session *session = catalogue->sessions;
-
-        while (session && (session->job != job || session->role != IPC_ROLE_SPARE || !session->connection_count))
+        while (session && (session->role != IPC_ROLE_SPARE || !session->connection_count))
                 session = session->next;
-        return session && !catalogue_session_count(catalogue, job);
+        return session && !job->trainer_count;
 }
 
-bool catalogue_resumes(const struct catalogue *catalogue, const struct job *job)
+bool catalogue_resumes(const struct job *job)
 {
         bool any = false;
 
-        for (const struct session *session = catalogue->sessions; session; session = session->next) {
-                if (session->job != job || session->role != IPC_ROLE_TRAINER || !session->connection_count)
+        for (const struct session *session = job->sessions; session; session = session->next) {
+                if (session->role != IPC_ROLE_TRAINER || !session->connection_count)
                         continue;
                 if (session->has_begun)
                         return false;

@@ -55,7 +55,7 @@ struct replica;
 struct room;
 
 struct session {
-        struct session *next;
+        struct session *next; /* of its job */
         struct job *job;
         uint64_t nonce;
         uint32_t pid; /* as the client reports it, for people */
@@ -98,13 +98,13 @@ struct catalogue {
         struct lane *lanes;
         struct place *places; /* used by location.h */
         uint32_t lane_count; /* lanes whose worker runs, and searches in storage on threads of their own */
-        struct session *sessions;
         uint64_t session_number; /* number of the last session */
         uint64_t agent_nonce;
         double last_moment;
         uint64_t change_count; /* counts catalogue_signal: a thread that worked without the lock sees a change by it */
         uint32_t connection_count;
         struct replica *replica; /* NULL: copies are not possible */
+        bool serves_jobs;        /* some job may be served (job.h) */
         uint32_t peer_count;     /* connections from other agents */
         bool stopping;   /* all threads end */
         uint32_t draining; /* so many ask for that: all committed versions must be persisted */
@@ -119,6 +119,7 @@ struct catalogue {
         uint64_t linger_s, give_up_s, memory_wait_s, quiet_s, sweep_age_s, takeover_s;
         enum catalogue_values { CATALOGUE_VALUES_OFF, CATALOGUE_VALUES_SAMPLE, CATALOGUE_VALUES_ALL } check_values; /* NaNs and equal versions */
         uint64_t check_memory_s; /* each image is compared with its checksums so often; 0: never */
+        int64_t scrub_look_ns;   /* no image is due before */
         bool is_scrubbing;       /* a thread does so */
         uint64_t hang_s; /* the least time without a step after which a job counts as hung; 0: never */
         uint64_t hang_count;
@@ -173,15 +174,14 @@ void catalogue_panic(struct catalogue *catalogue, const char *what);
 /* The reader's session leases that version in place of the one before; 0: none. */
 void catalogue_lease(struct catalogue *catalogue, struct session *session, uint64_t version_id);
 struct session *catalogue_session(struct catalogue *catalogue, uint64_t nonce);
-uint32_t catalogue_session_count(const struct catalogue *catalogue, const struct job *job); /* connected trainers; job NULL: of all jobs */
-/* Call when a session has another job, role or connection_count than `before`. A session without a job stands for none. */
-void catalogue_session_moved(const struct session *before, const struct session *session);
+/* Sets these fields, which the job's list and counts of sessions follow. `job` NULL: the session is over, and the caller frees it. */
+void catalogue_session_set(struct session *session, struct job *job, uint32_t role, uint32_t connection_count);
 /* Whether this node waits as a spare of the job: no trainer is here. */
-bool catalogue_is_spare(const struct catalogue *catalogue, const struct job *job);
+bool catalogue_is_spare(const struct job *job);
 
 /* Whether trainers are connected and none has begun a version yet. The version that they found, or agreed on with
  * other nodes, must then stay. */
-bool catalogue_resumes(const struct catalogue *catalogue, const struct job *job);
+bool catalogue_resumes(const struct job *job);
 /* Whether the process `seen_pid`  may be alive. Also true if the agent cannot see the process; its
  * connection then shows when it ends. */
 bool catalogue_may_live(uint32_t seen_pid);

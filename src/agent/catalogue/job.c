@@ -20,6 +20,12 @@ static void job_free(struct catalogue *catalogue, struct job **link)
         *in_lane = job->next_in_lane;
         while (job->versions)
                 version_free(catalogue, job->versions);
+        while (job->sessions) {
+                struct session *session = job->sessions;
+
+                job->sessions = session->next;
+                free(session);
+        }
         for (const struct room *const *room = catalogue->rooms; *room; room++)
                 if ((*room)->job_ends)
                         (*room)->job_ends(job);
@@ -184,15 +190,15 @@ static bool has_rule(const struct job_settings *settings, const struct keep_rule
         return false;
 }
 
-void catalogue_gather_rules(const struct catalogue *catalogue, struct job *job)
+void catalogue_gather_rules(struct job *job)
 {
         struct job_settings *settings = &job->settings;
         bool is_first = true;
 
         settings->rule_count = 0;
         settings->items[0] = 0;
-        for (const struct session *session = catalogue->sessions; session; session = session->next) {
-                if (session->job != job || session->role != IPC_ROLE_TRAINER || !session->connection_count || strcmp(session->run, job->run))
+        for (const struct session *session = job->sessions; session; session = session->next) {
+                if (session->role != IPC_ROLE_TRAINER || !session->connection_count || strcmp(session->run, job->run))
                         continue;
                 if (is_first)
                         memcpy(settings->items, session->rule.items, sizeof settings->items);
@@ -222,7 +228,7 @@ void catalogue_create_as(const struct job *job)
 
 bool catalogue_job_is_needed(const struct catalogue *catalogue, const struct job *job)
 {
-        if (job->pins || job->scan_due)
+        if (job->pins || job->scan_due || job->sessions)
                 return true;
         for (const struct room *const *room = catalogue->rooms; *room; room++)
                 if ((*room)->job_works && (*room)->job_works(job))
@@ -230,9 +236,10 @@ bool catalogue_job_is_needed(const struct catalogue *catalogue, const struct job
         for (const struct version *version = job->versions; version; version = version->next)
                 if (version->in_memory || version->pins || version->is_spread || version->life.state < NEBULA_STATE_COMMITTED)
                         return true;
-        for (const struct session *session = catalogue->sessions; session; session = session->next)
-                if (session->job == job || session->number <= job->last_guest)
-                        return true;
+        for (const struct job *other = job->last_guest ? catalogue->jobs : NULL; other; other = other->next)
+                for (const struct session *session = other->sessions; session; session = session->next)
+                        if (session->number <= job->last_guest)
+                                return true;
         return false;
 }
 
@@ -250,30 +257,24 @@ static void forget_images(struct catalogue *catalogue, const struct job *job)
         }
 }
 
-int64_t catalogue_forget_jobs(struct catalogue *catalogue, int64_t now_ns)
+bool catalogue_forget_job(struct catalogue *catalogue, struct job **link, int64_t now_ns, int64_t *due)
 {
-        int64_t due = INT64_MAX;
+        struct job *job = *link;
+        bool is_needed = catalogue->draining /* a drain counts the failures of all versions */ || job->is_served || catalogue_job_is_needed(catalogue, job);
+        int64_t until;
 
-        if (catalogue->draining)
-                return due; /* a drain counts the failures of all versions */
-        for (struct job **link = &catalogue->jobs, *job; (job = *link);) {
-                bool is_needed = job->is_served || job->session_count || catalogue_job_is_needed(catalogue, job);
-                int64_t until;
-
-                job->left_ns = is_needed ? 0 : job->left_ns ? job->left_ns : now_ns;
-                until = job->left_ns + (int64_t)catalogue->linger_s * SECOND_NS;
-                if (is_needed || now_ns < until) {
-                        due = !is_needed && until < due ? until : due;
-                        link = &job->next;
-                        continue;
-                }
-                while (job->versions)
-                        version_free(catalogue, job->versions); /* before their images lose the job */
-                forget_images(catalogue, job);
-                catalogue_signal_lane(catalogue, job->lane); /* its worker may end */
-                job_free(catalogue, link);
+        job->left_ns = is_needed ? 0 : job->left_ns ? job->left_ns : now_ns;
+        until = job->left_ns + (int64_t)catalogue->linger_s * SECOND_NS;
+        if (is_needed || now_ns < until) {
+                *due = !is_needed && until < *due ? until : *due;
+                return false;
         }
-        return due;
+        while (job->versions)
+                version_free(catalogue, job->versions); /* before their images lose the job */
+        forget_images(catalogue, job);
+        catalogue_signal_lane(catalogue, job->lane); /* its worker may end */
+        job_free(catalogue, link);
+        return true;
 }
 
 /* FNV-1a. */

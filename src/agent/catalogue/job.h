@@ -52,8 +52,8 @@ struct job_settings {
 struct job {
         struct job *next, *next_in_lane;
         struct lane *lane;
-        uint32_t trainer_count; /* those that are connected. The others count also sessions whose connection broke just now (catalogue_session_moved) */
-        uint32_t session_count, trainer_session_count;
+        struct session *sessions; /* newest first; also those whose connection broke just now */
+        uint32_t trainer_count, trainer_session_count; /* trainers that are connected; all trainers among `sessions` (catalogue_session_set) */
         struct version *versions; /* newest first */
         struct version *live; /* the same without tombstones: work at every request must not grow with the past */
         size_t tombstone_count;
@@ -84,7 +84,7 @@ struct job {
         uint32_t publish_attempt; /* failed attempts since the last success */
         int64_t idle_since_ns; /* when the last session left */
         uint32_t pins;         /* threads that use the job without the lock or while they wait, and hold no other part of it */
-        int64_t left_ns;       /* since when catalogue_forget_jobs knows that the job is not needed; 0: it is needed */
+        int64_t left_ns;       /* since when catalogue_forget_job knows that the job is not needed; 0: it is needed */
         uint64_t last_guest;   /* sessions of other jobs up to this number may hold handles of its versions */
         /* Large ones last: passes over all jobs read few cache lines of each. */
         char persist_path[IPC_PATH_MAX], name[IPC_NAME_MAX];
@@ -110,15 +110,14 @@ struct keep_rule catalogue_rule(const struct ipc_hello *settings);
 /* Whether old versions are removed, or some of their files. */
 bool catalogue_has_rules(const struct job *job);
 /* The job's versions stay by the rules of its newest run's connected sessions. Call it when one has got another rule. */
-void catalogue_gather_rules(const struct catalogue *catalogue, struct job *job);
+void catalogue_gather_rules(struct job *job);
 /* Files and directories that the calling thread makes from now on get the permissions that the job's trainers would give. Lock held. */
 void catalogue_create_as(const struct job *job);
 /* Whether a session, a thread or memory needs the job, other than for copies on other nodes. */
 bool catalogue_job_is_needed(const struct catalogue *catalogue, const struct job *job);
-/* Forgets jobs, and lanes without jobs, that no client has used for as long as an idle agent stays, and whose
- * versions are only in storage. Without this an agent that is never idle would collect them. Returns when to call
- * again. */
-int64_t catalogue_forget_jobs(struct catalogue *catalogue, int64_t now_ns);
+/* Forgets the job if no client has used it for as long as an idle agent stays, and its versions are only in storage. Without this an agent that
+ * is never idle would collect jobs. `link`: of the catalogue's list. *due becomes earlier if the job may be forgotten later. */
+bool catalogue_forget_job(struct catalogue *catalogue, struct job **link, int64_t now_ns, int64_t *due);
 /* All jobs and lanes: the catalogue ends. */
 void catalogue_free_jobs(struct catalogue *catalogue);
 /* False: no version has this tag, so the caller need not walk over hundreds of tombstones. Most saves begin a new tag. */

@@ -124,19 +124,24 @@ static uint64_t steady_bytes(const struct catalogue *catalogue, struct job *job)
 }
 
 /* Capacities that the job's sessions have hinted, each once for each of its versions, to `ret_list` if that is not NULL. */
-static size_t hinted(const struct catalogue *catalogue, const struct job *job, uint64_t *ret_list, uint64_t *ret_bytes)
+static size_t hinted(const struct job *job, uint64_t *ret_list, uint64_t *ret_bytes)
 {
         size_t count = 0;
 
         *ret_bytes = 0;
-        for (const struct session *session = catalogue->sessions; session; session = session->next)
-                for (uint32_t i = 0; session->job == job && session->connection_count && !session->foreseen_ns && i < session->hint_count; i++)
+        for (const struct session *session = job->sessions; session; session = session->next)
+                for (uint32_t i = 0; session->connection_count && !session->foreseen_ns && i < session->hint_count; i++)
                         for (unsigned k = 0; k < hinted_versions(job); k++, count++) {
                                 *ret_bytes += session->hinted[i];
                                 if (ret_list)
                                         ret_list[count] = session->hinted[i];
                         }
         return count;
+}
+
+void policy_want_spares(struct catalogue *catalogue, struct job *job)
+{
+        job->spare_due = catalogue->memory->spares_due = true;
 }
 
 static void hint(struct catalogue *catalogue, struct session *session, uint64_t size)
@@ -147,7 +152,7 @@ static void hint(struct catalogue *catalogue, struct session *session, uint64_t 
             capacity > catalogue->memory->budget / hinted_versions(session->job))
                 return;
         session->hinted[session->hint_count++] = capacity;
-        session->job->spare_due = true;
+        policy_want_spares(catalogue, session->job);
         pthread_cond_signal(&catalogue->pages);
 }
 
@@ -180,11 +185,11 @@ void policy_foresee(struct catalogue *catalogue, struct session *session, uint64
         catalogue_signal_job_work(catalogue, session->job);
 }
 
-int64_t policy_foreseen_due(struct catalogue *catalogue, int64_t now_ns)
+int64_t policy_foreseen_due(struct catalogue *catalogue, struct job *job, int64_t now_ns)
 {
         int64_t due = INT64_MAX;
 
-        for (struct session *session = catalogue->sessions; session; session = session->next) {
+        for (struct session *session = job->sessions; session; session = session->next) {
                 if (!session->foreseen_ns)
                         continue;
                 if (now_ns < session->foreseen_ns) {
@@ -192,17 +197,16 @@ int64_t policy_foreseen_due(struct catalogue *catalogue, int64_t now_ns)
                         continue;
                 }
                 session->foreseen_ns = 0;
-                session->job->spare_due = true;
+                policy_want_spares(catalogue, job);
                 pthread_cond_signal(&catalogue->pages);
         }
         return due;
 }
 
-void policy_forget_hints(struct catalogue *catalogue, const struct job *job)
+void policy_forget_hints(struct job *job)
 {
-        for (struct session *session = catalogue->sessions; session; session = session->next)
-                if (session->job == job)
-                        session->hint_count = 0;
+        for (struct session *session = job->sessions; session; session = session->next)
+                session->hint_count = 0;
 }
 
 static void trim_free(struct catalogue *catalogue, struct job *job)
@@ -210,7 +214,7 @@ static void trim_free(struct catalogue *catalogue, struct job *job)
         struct image *image = memory_next_free(catalogue->memory, NULL, job), *next;
         uint64_t bytes = image ? job_bytes(catalogue, job) : 0, limit = image ? steady_bytes(catalogue, job) : 0, soon;
 
-        hinted(catalogue, job, NULL, &soon);
+        hinted(job, NULL, &soon);
         limit += soon;
 
         for (; image && bytes > limit; image = next) {
@@ -267,7 +271,7 @@ static void retain(struct catalogue *catalogue, struct job *job, size_t keep)
         bool *drop;
         size_t count = collect(job, true, &versions, &entries, &drop);
 
-        if (count && !catalogue_resumes(catalogue, job))
+        if (count && !catalogue_resumes(job))
                 retain_memory(entries, count, keep, drop);
         for (size_t i = 0; i < count; i++)
                 if (drop[i])
@@ -543,11 +547,11 @@ struct image *policy_spare_image(struct catalogue *catalogue, const struct sessi
 static uint64_t hinted_lacking(const struct catalogue *catalogue, const struct job *job)
 {
         uint64_t bytes, result = 0, *wanted;
-        size_t count = hinted(catalogue, job, NULL, &bytes);
+        size_t count = hinted(job, NULL, &bytes);
 
         wanted = count ? malloc(count * sizeof *wanted) : NULL;
         if (wanted) {
-                hinted(catalogue, job, wanted, &bytes);
+                hinted(job, wanted, &bytes);
                 count = remove_taken(job, wanted, count);
                 result = lacking(catalogue, job, wanted, count);
         }
@@ -565,7 +569,7 @@ uint64_t policy_spare_bytes(struct catalogue *catalogue, struct job *job)
 
         if (soon)
                 return soon;
-        if (!bytes || !catalogue_session_count(catalogue, job) || memory_free_bytes(catalogue->memory, job) >= bytes)
+        if (!bytes || !job->trainer_count || memory_free_bytes(catalogue->memory, job) >= bytes)
                 return 0;
         steady = steady_bytes(catalogue, job);
         own = job_bytes(catalogue, job);

@@ -31,12 +31,14 @@ void policy_hint(struct catalogue *catalogue, struct session *session, uint64_t 
  * Their images are made when the load is over. */
 void policy_foresee(struct catalogue *catalogue, struct session *session, uint64_t version_id);
 /* Wakes the page maker for sessions whose load is over. Returns when to call again. */
-int64_t policy_foreseen_due(struct catalogue *catalogue, int64_t now_ns);
+int64_t policy_foreseen_due(struct catalogue *catalogue, struct job *job, int64_t now_ns);
 /* A finished free image for a file which this session has hinted. No process that lives has it mapped. NULL: none.
  * *ret_left_count: how many the session still waits for, without this one. */
 struct image *policy_spare_image(struct catalogue *catalogue, const struct session *session, uint32_t *ret_left_count);
 /* Versions of the job show from now on how much memory it needs. */
-void policy_forget_hints(struct catalogue *catalogue, const struct job *job);
+void policy_forget_hints(struct job *job);
+/* With the next signal, the page maker looks whether the job needs spare images. */
+void policy_want_spares(struct catalogue *catalogue, struct job *job);
 /* Size of the next spare image to make for the job; 0: none. */
 uint64_t policy_spare_bytes(struct catalogue *catalogue, struct job *job);
 /* An image that is reused and whose pages can be joined now: no thread writes to it or writes it to storage. NULL: none. */

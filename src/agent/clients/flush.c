@@ -140,7 +140,7 @@ static enum nebula_status flush_result(struct session *session, struct job *job,
 static bool retains(const struct catalogue *catalogue, const struct job *job)
 {
         return job->persist_path[0] && catalogue_has_rules(job) && job->is_remover && (retain_goes_on(job) || job_progress(job).is_busy) &&
-               !catalogue_resumes(catalogue, job);
+               !catalogue_resumes(job);
 }
 
 /* A program that has flushed expects no more versions than its rules keep. Many removals go on after the flush. Lock held. */

@@ -79,11 +79,10 @@ static uint32_t seen_pid(const struct connection *connection, const struct ipc_h
 }
 
 /* Refuses a second trainer that is the same rank of a job: both would overwrite each other's checkpoints. */
-static enum nebula_status check_rival(struct catalogue *catalogue, const struct job *job, const struct ipc_hello *hello, uint32_t seen,
-                                      struct nebula_error *error)
+static enum nebula_status check_rival(const struct job *job, const struct ipc_hello *hello, uint32_t seen, struct nebula_error *error)
 {
-        for (struct session *other = catalogue->sessions; other; other = other->next) {
-                if (other->job != job || other->role != IPC_ROLE_TRAINER || other->rank != hello->rank ||
+        for (const struct session *other = job->sessions; other; other = other->next) {
+                if (other->role != IPC_ROLE_TRAINER || other->rank != hello->rank ||
                     IPC_NONCE_FAMILY(other->nonce) == IPC_NONCE_FAMILY(hello->session_nonce) ||
                     (seen && other->seen_pid == seen))
                         continue;
@@ -99,9 +98,8 @@ static enum nebula_status check_rival(struct catalogue *catalogue, const struct 
 /* Ends the sessions of this rank that have no connection any more. */
 static void replace_gone(struct catalogue *catalogue, const struct job *job, const struct ipc_hello *hello)
 {
-        for (struct session *other = catalogue->sessions; other; other = other->next)
-                if (other->job == job && other->role == IPC_ROLE_TRAINER && other->rank == hello->rank &&
-                    other->nonce != hello->session_nonce && !other->connection_count) {
+        for (struct session *other = job->sessions; other; other = other->next)
+                if (other->role == IPC_ROLE_TRAINER && other->rank == hello->rank && other->nonce != hello->session_nonce && !other->connection_count) {
                         other->left_ns = INT64_MIN / 2; /* do not wait for it to come back */
                         commit_session_ended(catalogue, other);
                 }
@@ -109,12 +107,12 @@ static void replace_gone(struct catalogue *catalogue, const struct job *job, con
 
 /* No trainer was here, or this rank has had another session: a person may have moved versions away meanwhile. The end of that session may not be
  * known yet. */
-static bool comes_back(const struct catalogue *catalogue, const struct session *session)
+static bool comes_back(const struct session *session)
 {
         bool was_here = false, any_here = false;
 
-        for (const struct session *other = catalogue->sessions; other; other = other->next) {
-                if (other == session || other->job != session->job || other->role != IPC_ROLE_TRAINER)
+        for (const struct session *other = session->job->sessions; other; other = other->next) {
+                if (other == session || other->role != IPC_ROLE_TRAINER)
                         continue;
                 if (other->rank == session->rank && IPC_NONCE_FAMILY(other->nonce) != IPC_NONCE_FAMILY(session->nonce))
                         was_here = true;
@@ -136,8 +134,6 @@ static struct session *session_get(struct catalogue *catalogue, const struct ipc
         session->nonce = hello->session_nonce;
         session->since = catalogue_now();
         session->number = ++catalogue->session_number;
-        session->next = catalogue->sessions;
-        catalogue->sessions = session;
         return session;
 }
 
@@ -158,7 +154,7 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
                 int64_t until = os->now_ns() + RIVAL_GONE_NS;
 
                 job->pins++;
-                while ((status = check_rival(catalogue, job, hello, seen, error)) && os->now_ns() < until && !catalogue->stopping)
+                while ((status = check_rival(job, hello, seen, error)) && os->now_ns() < until && !catalogue->stopping)
                         catalogue_wait(catalogue, &catalogue->moved, 20);
                 job->pins--;
                 if (status)
@@ -171,12 +167,8 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
                 return error_set(error, NEBULA_NO_MEMORY, 0, "no memory for a session");
         before = *session;
         is_another = !connection->session && session->connection_count && before.job == job;
-        session->job = job;
-        session->role = hello->role;
-        if (!connection->session)
-                session->connection_count++;
+        catalogue_session_set(session, job, hello->role, session->connection_count + !connection->session);
         connection->session = session;
-        catalogue_session_moved(&before, session);
         if (before.job != job) {
                 memset(&session->loaded, 0, sizeof session->loaded);
                 session->given_way_reported = job->given_way_count;
@@ -198,18 +190,18 @@ static enum nebula_status enter(struct connection *connection, const struct ipc_
         }
         if (begins)
                 ancestry_begin(job, hello->run);
-        if (hello->role == IPC_ROLE_TRAINER && !before.connection_count && comes_back(catalogue, session))
+        if (hello->role == IPC_ROLE_TRAINER && !before.connection_count && comes_back(session))
                 catalogue_job_ask_storage(job);
         catalogue->has_readers |= hello->role == IPC_ROLE_READER;
-        if (hello->role == IPC_ROLE_READER && !catalogue_session_count(catalogue, job))
+        if (hello->role == IPC_ROLE_READER && !job->trainer_count)
                 storage_take_variables(job, variables); /* else those of the trainers stay */
         if (hello->role == IPC_ROLE_TRAINER && !is_another) {
                 storage_take_variables(job, variables);
                 catalogue_job_configure(catalogue, job, hello, spelling);
                 session->rule = catalogue_rule(hello);
-                catalogue_gather_rules(catalogue, job);
+                catalogue_gather_rules(job);
         }
-        if (hello->role == IPC_ROLE_SPARE && !is_another && !catalogue_session_count(catalogue, job)) { /* else the trainers' settings stay */
+        if (hello->role == IPC_ROLE_SPARE && !is_another && !job->trainer_count) { /* else the trainers' settings stay */
                 storage_take_variables(job, variables);
                 catalogue_job_await(catalogue, job, hello, spelling);
         }

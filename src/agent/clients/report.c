@@ -374,7 +374,7 @@ static json_t *verdicts_json(struct catalogue *catalogue, const struct session *
                 if (!in_scope(job, session, path))
                         continue;
                 verdict_update(catalogue, job);
-                if (!job->verdict->state && !catalogue_session_count(catalogue, job))
+                if (!job->verdict->state && !job->trainer_count)
                         continue;
                 verdict = verdict_json(job);
                 if (verdict)
@@ -537,11 +537,11 @@ static json_t *job_json(struct catalogue *catalogue, struct job *job)
                 unsaved_bytes += version_size(version);
         }
         body = json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:b, s:s, s:I, s:o, s:o}", "job", job->name, "path", job->persist_path,
-                         "trainer_count", (json_int_t)catalogue_session_count(catalogue, job), "memory_count",
+                         "trainer_count", (json_int_t)job->trainer_count, "memory_count",
                          (json_int_t)in_memory, "unsaved_count", (json_int_t)unsaved, "unsaved_bytes", (json_int_t)unsaved_bytes, "storage_count", (json_int_t)job->known.count, "persisting",
                          job_progress(job).is_busy, "storage_error", job_progress(job).error->message, "storage_failure_count",
                          (json_int_t)job_progress(job).failure_count, "verdict", verdict_json(job), "settings", settings_json(&job->settings));
-        json_object_set_new(body, "spare", json_boolean(catalogue_is_spare(catalogue, job)));
+        json_object_set_new(body, "spare", json_boolean(catalogue_is_spare(job)));
         json_object_set_new(body, "findings", findings_json(job));
         if (left->at > 0)
                 json_object_set_new(body, "left_memory", json_pack("{s:s, s:f, s:s}", "tag", left->tag, "left_at", left->at, "reason", left->text));
@@ -570,7 +570,7 @@ static json_t *kept_json(const struct peer_listing *kept)
  * job, too, but the agent knows nothing of the trainers elsewhere, and has no verdict on them. */
 static bool is_ours(const struct catalogue *catalogue, const struct job *job)
 {
-        if (job->trainer_session_count || job->run[0] || job->is_served || job->verdict->state != VERDICT_FINE || catalogue_is_spare(catalogue, job))
+        if (job->trainer_session_count || job->run[0] || job->is_served || job->verdict->state != VERDICT_FINE || catalogue_is_spare(job))
                 return true;
         for (const struct version *version = job->versions; version; version = version->next)
                 if (version->in_memory || version->part_count)
@@ -657,14 +657,12 @@ static enum nebula_status status_text(struct catalogue *catalogue, const char *p
                                                                        (json_int_t)version_progress(version).moved_bytes, "writing",
                                                                        version->pins > 0 && job_progress(job).is_busy, "reason",
                                                                        version->error.message));
+                for (const struct session *session = job->sessions; session; session = session->next)
+                        if (session->connection_count && session->role == IPC_ROLE_TRAINER)
+                                json_array_append_new(sessions, json_pack("{s:I, s:I, s:I, s:s, s:s, s:f}", "pid", (json_int_t)session->pid, "rank",
+                                                                          (json_int_t)session->rank, "world", (json_int_t)session->world, "job",
+                                                                          job->name, "path", job->persist_path, "since", session->since));
         }
-        for (const struct session *session = catalogue->sessions; session; session = session->next)
-                if (session->connection_count && session->role == IPC_ROLE_TRAINER)
-                        json_array_append_new(sessions, json_pack("{s:I, s:I, s:I, s:s, s:s, s:f}", "pid", (json_int_t)session->pid,
-                                                                  "rank", (json_int_t)session->rank, "world",
-                                                                  (json_int_t)session->world, "job", session->job->name,
-                                                                  "path", session->job->persist_path, "since",
-                                                                  session->since));
         agent = json_pack("{s:I, s:s, s:f, s:f, s:I, s:I, s:I, s:s, s:b, s:I}", "pid", (json_int_t)os->pid(), "version", NEBULA_VERSION,
                           "uptime_seconds", (double)(os->now_ns() - catalogue->started_ns) / 1e9, "started_at", catalogue->started,
                           "memory_used", (json_int_t)memory->used, "memory_budget", (json_int_t)memory->budget, "memory_named",
@@ -749,7 +747,7 @@ enum nebula_status report_version(struct catalogue *catalogue, uint64_t version_
         catalogue_lock(catalogue);
         version = catalogue_version(catalogue, version_id);
         /* Learning asks peers for all files, so it is done only while trainers resume; a trainer in its loop waits for no other node. */
-        if (version && catalogue_resumes(catalogue, version->job))
+        if (version && catalogue_resumes(version->job))
                 replica_gather(catalogue, version);
         if (version)
                 body = version_json(version);

@@ -548,11 +548,9 @@ void session_close(struct connection *connection)
         if (session_end_wait(connection) == SESSION_SLOW)
                 session_await_answer(connection);
         catalogue_lock(catalogue);
-        if (session && !--session->connection_count) {
-                struct session before = *session;
-
-                before.connection_count = 1;
-                catalogue_session_moved(&before, session);
+        if (session)
+                catalogue_session_set(session, session->job, session->role, session->connection_count - 1);
+        if (session && !session->connection_count) {
                 session->left_ns = os->now_ns();
                 catalogue_lease(catalogue, session, 0);
                 catalogue_signal_job(catalogue, session->job);

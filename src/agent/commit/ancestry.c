@@ -178,7 +178,7 @@ bool ancestry_begins(const struct catalogue *catalogue, const struct job *job, c
         if (!job->runs->has_newest || strcmp(job->runs->newest, hello->run))
                 return true;
         /* Two runs in a row may have one name: some launchers give no new one. */
-        return !known && !catalogue_session_count(catalogue, job) && !has_worked_here(job, hello);
+        return !known && !job->trainer_count && !has_worked_here(job, hello);
 }
 
 void ancestry_adopt(struct job *job, const char *run, uint64_t begun)

@@ -22,22 +22,22 @@ void commit_session_began(const struct session *session)
                         job->runs->gone[i--] = job->runs->gone[--job->runs->gone_count];
 }
 
-static bool has_come_back(const struct catalogue *catalogue, const struct session *session)
+static bool has_come_back(const struct session *session)
 {
-        for (const struct session *other = catalogue->sessions; other; other = other->next)
-                if (other != session && other->job == session->job && other->rank == session->rank && other->role == IPC_ROLE_TRAINER &&
+        for (const struct session *other = session->job->sessions; other; other = other->next)
+                if (other != session && other->rank == session->rank && other->role == IPC_ROLE_TRAINER &&
                     other->connection_count)
                         return true;
         return false;
 }
 
 /* If the allocation fails, versions wait for this rank until their time is up. */
-static void remember_gone(const struct catalogue *catalogue, const struct session *session)
+static void remember_gone(const struct session *session)
 {
         struct job *job = session->job;
         struct gone *gone;
 
-        if (!session->run[0] || strcmp(session->run, job->run) || has_come_back(catalogue, session))
+        if (!session->run[0] || strcmp(session->run, job->run) || has_come_back(session))
                 return;
         commit_session_began(session);
         gone = realloc(job->runs->gone, (job->runs->gone_count + 1) * sizeof *gone);
@@ -157,7 +157,7 @@ void commit_session_ended(struct catalogue *catalogue, struct session *session)
 {
         struct version *next;
 
-        remember_gone(catalogue, session);
+        remember_gone(session);
         for (struct version *version = session->job->versions; version; version = next) {
                 struct part *part = version_part(version, session->rank);
 
@@ -168,7 +168,7 @@ void commit_session_ended(struct catalogue *catalogue, struct session *session)
                     commit_rank_ended(catalogue, version, session->rank))
                         next = version->next; /* the completion of this version may have freed the next one in the list */
         }
-        if (!catalogue_session_count(catalogue, session->job)) {
+        if (!session->job->trainer_count) {
                 int64_t stepped_ns = pulse_end_run(session->job);
 
                 session->job->runs->stopped = wall_at(session->left_ns);

@@ -30,12 +30,12 @@ bool commit_parts_end(const struct version *version)
 }
 
 /* Whether a connected rank has not begun this version: it may be about to. */
-static bool ranks_to_come(const struct catalogue *catalogue, struct version *version)
+static bool ranks_to_come(struct version *version)
 {
         if (version->part_count >= version->world)
                 return false;
-        for (const struct session *session = catalogue->sessions; session; session = session->next)
-                if (session->job == version->job && session->role == IPC_ROLE_TRAINER && session->connection_count &&
+        for (const struct session *session = version->job->sessions; session; session = session->next)
+                if (session->role == IPC_ROLE_TRAINER && session->connection_count &&
                     !version_part(version, session->rank))
                         return true;
         return false;
@@ -57,7 +57,7 @@ static bool share_met(const struct catalogue *catalogue, struct version *version
                 return false;
         if (version->file_goal > 0)
                 return version->file_count > 0;
-        return all_parts_closed(version) && (!ranks_to_come(catalogue, version) ||
+        return all_parts_closed(version) && (!ranks_to_come(version) ||
                                              (version->file_goal == NEBULA_FILES_OPEN &&
                                               os->now_ns() - version->activity_ns >= MISSING_RANK_NS));
 }
@@ -75,7 +75,7 @@ static bool rule_met(const struct catalogue *catalogue, struct version *version)
                 return version->file_count >= (uint64_t)version->file_goal;
         if (version->file_goal == NEBULA_FILES_ALL_RANKS)
                 return every_rank_closed(version);
-        return all_parts_closed(version) && (!ranks_to_come(catalogue, version) ||
+        return all_parts_closed(version) && (!ranks_to_come(version) ||
                                              os->now_ns() - version->activity_ns >= MISSING_RANK_NS);
 }
 
@@ -106,7 +106,7 @@ static bool rule_will_be_met(const struct catalogue *catalogue, struct version *
                 return files >= (uint64_t)version->file_goal;
         if (version->file_goal == NEBULA_FILES_ALL_RANKS)
                 return closing >= version->world;
-        return closing == version->part_count && !ranks_to_come(catalogue, version);
+        return closing == version->part_count && !ranks_to_come(version);
 }
 
 bool commit_foreseen(const struct catalogue *catalogue, struct version *version)
@@ -186,32 +186,31 @@ void commit_check(struct catalogue *catalogue, struct version *version)
         lineage_set(version, job_next_sequence(version->job));
         version->sequence = version->job->last_sequence;
         version_move(catalogue, version, NEBULA_STATE_COMMITTED);
-        policy_forget_hints(catalogue, version->job);
+        policy_forget_hints(version->job);
         policy_retain(catalogue, version->job);
-        version->job->spare_due = policy_spare_bytes(catalogue, version->job) > 0;
+        if (policy_spare_bytes(catalogue, version->job))
+                policy_want_spares(catalogue, version->job);
         version_changed(catalogue, version); /* there may be room now, and pages to give back */
 }
 
-int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns)
+int64_t commit_quiet(struct catalogue *catalogue, struct job *job, int64_t now_ns)
 {
         int64_t quiet_ns = (int64_t)catalogue->quiet_s * SECOND_NS, due = INT64_MAX;
 
-        for (struct job *job = catalogue->jobs; job; job = job->next)
-                for (struct version *version = job->live; version; version = version->next_live) {
-                        int64_t at;
+        for (struct version *version = job->live; version; version = version->next_live) {
+                int64_t at;
 
-                        if (!version_open(version) || version->file_goal != NEBULA_FILES_OPEN || version->loans ||
-                            !version->file_count || version->is_spread)
-                                continue;
-                        at = version->activity_ns + (all_parts_closed(version) ? MISSING_RANK_NS : quiet_ns);
-                        if (at > now_ns) {
-                                due = at < due ? at : due;
-                                continue;
-                        }
-                        for (size_t i = 0; i < version->part_count; i++)
-                                version->parts[i].closed = true;
-                        commit_check(catalogue, version);
+                if (!version_open(version) || version->file_goal != NEBULA_FILES_OPEN || version->loans || !version->file_count || version->is_spread)
+                        continue;
+                at = version->activity_ns + (all_parts_closed(version) ? MISSING_RANK_NS : quiet_ns);
+                if (at > now_ns) {
+                        due = at < due ? at : due;
+                        continue;
                 }
+                for (size_t i = 0; i < version->part_count; i++)
+                        version->parts[i].closed = true;
+                commit_check(catalogue, version);
+        }
         return due;
 }
 

@@ -16,7 +16,7 @@
 #include "agent/catalogue/catalogue.h"
 
 /* Closes open-ended versions that have been quiet. Returns when to call again; INT64_MAX: no need. */
-int64_t commit_quiet(struct catalogue *catalogue, int64_t now_ns);
+int64_t commit_quiet(struct catalogue *catalogue, struct job *job, int64_t now_ns);
 /* Completes `version` if its rule is met. */
 void commit_check(struct catalogue *catalogue, struct version *version);
 /* Whether WAIT for `state` by this session is over. */

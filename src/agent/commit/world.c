@@ -77,12 +77,12 @@ void world_adopt(struct version *version, uint64_t announce_sequence, bool is_sp
 }
 
 /* The number of ranks of the job that have a session on this node. */
-static uint32_t ranks_here(const struct catalogue *catalogue, const struct version *version)
+static uint32_t ranks_here(const struct version *version)
 {
         uint32_t count = (uint32_t)version->part_count;
 
-        for (const struct session *session = catalogue->sessions; session; session = session->next)
-                count += session->job == version->job && session->role == IPC_ROLE_TRAINER && session->connection_count &&
+        for (const struct session *session = version->job->sessions; session; session = session->next)
+                count += session->role == IPC_ROLE_TRAINER && session->connection_count &&
                          session->rank < version->world && !version_part((struct version *)version, session->rank);
         return count;
 }
@@ -93,7 +93,7 @@ static uint32_t ranks_here(const struct catalogue *catalogue, const struct versi
 bool world_is_spread(const struct catalogue *catalogue, const struct version *version)
 {
         return version->is_spread || (version->world > 1 && version->job->persist_path[0] && version->job->settings.local_world < version->world &&
-                                   ranks_here(catalogue, version) < version->world);
+                                   ranks_here(version) < version->world);
 }
 
 uint64_t world_next_writing(const struct job *job, const char *tag, const char *run)
@@ -184,13 +184,13 @@ static void adopt(struct catalogue *catalogue, struct version *version, const st
                 version->wanted = true;
                 version->nodes->wanted_reported = true;
                 job->runs->spread_start_ns = os->now_ns();
-        } else if (!catalogue_session_count(catalogue, job)) {
+        } else if (!job->trainer_count) {
                 version->wanted = true; /* no trainer is left: the newest version becomes durable */
         }
         memset(&version->error, 0, sizeof version->error);
         version->nodes->poll_count = 0;
         version->nodes->poll_at_ns = os->now_ns();
-        job->spare_due = true;
+        policy_want_spares(catalogue, job);
         if (version->loans) {
                 log_event(LOG_LEVEL_WARN, "%s was committed without the files that this node was still copying", version->tag);
                 version_drop_loans(catalogue, version);
@@ -376,12 +376,12 @@ static void write_given_up(struct catalogue *catalogue, struct version *version)
 }
 
 /* The agent of rank 0 writes the documents that need one writer. */
-static bool has_rank_zero(const struct catalogue *catalogue, const struct version *version)
+static bool has_rank_zero(const struct version *version)
 {
         bool has = version_part((struct version *)version, 0) != NULL;
 
-        for (const struct session *session = catalogue->sessions; session && !has; session = session->next)
-                has = session->job == version->job && session->role == IPC_ROLE_TRAINER && session->rank == 0;
+        for (const struct session *session = version->job->sessions; session && !has; session = session->next)
+                has = session->role == IPC_ROLE_TRAINER && session->rank == 0;
         return has;
 }
 
@@ -439,7 +439,7 @@ static void look_for_commit(struct catalogue *catalogue, struct version *version
         int64_t waited = now - version->nodes->waiting_since_ns;
         enum nebula_status status;
 
-        decide = version->nodes->leads = has_rank_zero(catalogue, version) || waited > (int64_t)catalogue->takeover_s * SECOND_NS;
+        decide = version->nodes->leads = has_rank_zero(version) || waited > (int64_t)catalogue->takeover_s * SECOND_NS;
         version->nodes->coverage = coverage;
         if (!world_describe(version, &own) || !coverage) {
                 captured_done(&own);

@@ -40,7 +40,7 @@ bool world_cannot_complete(struct catalogue *catalogue, struct version *version,
                              missing, newer->tag);
                 return true;
         }
-        if ((strcmp(version->run, version->job->run) || !catalogue_session_count(catalogue, version->job)) &&
+        if ((strcmp(version->run, version->job->run) || !version->job->trainer_count) &&
             now - version->nodes->waiting_since_ns > 2 * patience) {
                 version_fail(catalogue, version, NEBULA_FAILED, "its run ended before checkpoint \"%.150s\" was complete (%s)",
                              version->tag, missing);

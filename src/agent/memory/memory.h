@@ -50,6 +50,7 @@ struct memory {
         uint64_t named_limit, named_used;
         uint64_t lacking;                 /* bytes of images that lack pages */
         uint32_t room_pending;                /* threads that make or give back pages without the lock: room will follow */
+        bool spares_due;                  /* some job may need a spare image (policy_want_spares) */
         uint32_t wanting;                 /* saves and loads that look for room: no spare images are made meanwhile */
         bool joining;                     /* the page maker will come back to join pages */
         bool is_short;                    /* the machine needs the memory: no images are made ahead of time (shortage.h) */

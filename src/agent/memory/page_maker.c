@@ -55,6 +55,7 @@ static bool make_spare(struct catalogue *catalogue)
 {
         if (catalogue->memory->wanting || catalogue->memory->is_short)
                 return false; /* otherwise it would take the memory that the save has just freed, again and again */
+        catalogue->memory->spares_due = false;
         for (struct job *job = catalogue->jobs; job; job = job->next) {
                 uint64_t capacity = job->spare_due ? policy_spare_bytes(catalogue, job) : 0;
                 struct image *image;
@@ -66,6 +67,7 @@ static bool make_spare(struct catalogue *catalogue)
                         job->spare_due = false;
                         continue;
                 }
+                catalogue->memory->spares_due = true; /* of this job there may be more, and the others were not looked at */
                 catalogue->memory->room_pending++;
                 job->pins++;
                 catalogue_unlock(catalogue);

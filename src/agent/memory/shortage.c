@@ -45,7 +45,7 @@ static void give_back(struct catalogue *catalogue, const char *why)
         for (int keeps_newest = 1; keeps_newest >= 0; keeps_newest--)
                 for (struct job *job = is_any ? NULL : catalogue->jobs, *next; job; job = next) {
                         next = job->next;
-                        if (catalogue_resumes(catalogue, job))
+                        if (catalogue_resumes(job))
                                 continue; /* its ranks are about to load what they have found */
                         if (policy_release(catalogue, job, keeps_newest, why))
                                 is_any = true;

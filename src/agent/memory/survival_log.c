@@ -222,10 +222,11 @@ void survival_log_adopt_all(struct catalogue *catalogue)
         if (all)
                 each_name(catalogue, false);
         memory_directory_measure(catalogue->memory); /* the adopted images take space that was not free before */
-        for (struct job *job = catalogue->jobs; job; job = job->next)
-                sort_versions(job);
         catalogue_lock(catalogue);
-        survival_log_check_owners(catalogue);
+        for (struct job *job = catalogue->jobs; job; job = job->next) {
+                sort_versions(job);
+                survival_log_check_owners(catalogue, job);
+        }
         catalogue_unlock(catalogue);
 }
 
@@ -252,25 +253,24 @@ static bool check_owners(struct catalogue *catalogue, struct version *version, b
         }
         if (version_open(version))
                 commit_check(catalogue, version);
-        if (version_open(version) && !version->is_spread && !*waiting && !catalogue_session_count(catalogue, version->job))
+        if (version_open(version) && !version->is_spread && !*waiting && !version->job->trainer_count)
                 version_fail(catalogue, version, NEBULA_FAILED, "all trainers ended before checkpoint \"%s\" was complete",
                              version->tag);
         return true;
 }
 
-bool survival_log_check_owners(struct catalogue *catalogue)
+bool survival_log_check_owners(struct catalogue *catalogue, struct job *job)
 {
         bool any = false;
 
-        for (struct job *job = catalogue->jobs; job; job = job->next)
-                for (struct version *version = job->live, *next; version; version = next) {
-                        bool waiting = false;
+        for (struct version *version = job->live, *next; version; version = next) {
+                bool waiting = false;
 
-                        next = version->next_live;
-                        if (!version->adopted || !version_open(version) || !check_owners(catalogue, version, &waiting))
-                                continue;
-                        any = any || waiting;
-                        next = version->next_live; /* completing this version may have forgotten the next one */
-                }
+                next = version->next_live;
+                if (!version->adopted || !version_open(version) || !check_owners(catalogue, version, &waiting))
+                        continue;
+                any = any || waiting;
+                next = version->next_live; /* completing this version may have forgotten the next one */
+        }
         return any;
 }

@@ -28,6 +28,6 @@ void survival_log_mend(struct catalogue *catalogue, const struct memory_file_tas
 /* Call at start, before any thread. */
 void survival_log_adopt_all(struct catalogue *catalogue);
 /* Fails adopted open versions whose trainers have ended. True if some still wait. */
-bool survival_log_check_owners(struct catalogue *catalogue);
+bool survival_log_check_owners(struct catalogue *catalogue, struct job *job);
 
 #endif

@@ -255,7 +255,7 @@ static bool has_job(const struct catalogue *catalogue, const char *identity)
         for (const struct job *job = catalogue->jobs; job; job = job->next) {
                 if (strcmp(job->copies->identity, identity))
                         continue;
-                if (catalogue_session_count(catalogue, job) || catalogue_is_spare(catalogue, job))
+                if (job->trainer_count || catalogue_is_spare(job))
                         return true;
                 for (const struct version *version = job->versions; version; version = version->next)
                         if (version->in_memory)

@@ -6,6 +6,7 @@
 #include "agent/log.h"
 #include "agent/memory/memory.h"
 #include "agent/peers/copy_server_private.h"
+#include "agent/persist/memory_scrub.h"
 #include "agent/restore/restore.h"
 #include "base/error.h"
 #include "sum/sum.h"
@@ -212,9 +213,7 @@ static bool is_spoilt(struct visitor *visitor, const struct peer_fetch *fetch, s
                 return true;
         }
         catalogue_lock(catalogue); /* a version of this node: it leaves memory when it is compared */
-        visitor->own.image->scrubbed_ns = 0;
-        visitor->own.image->scrub_next = 0;
-        catalogue_signal(catalogue);
+        memory_scrub_soon(catalogue, visitor->own.image);
         catalogue_unlock(catalogue);
         return true;
 }

@@ -4,10 +4,11 @@
 
 static void job_configured(const struct catalogue *catalogue, struct job *job)
 {
-        bool is_spare = catalogue_is_spare(catalogue, job);
+        bool is_spare = catalogue_is_spare(job);
 
         job->is_served |= job->settings.replica_count > 0 || is_spare;
-        job->copies->announce_due |= is_spare || catalogue_session_count(catalogue, job) == 1;
+        job->lane->catalogue->serves_jobs |= job->is_served;
+        job->copies->announce_due |= is_spare || job->trainer_count == 1;
 }
 
 const struct room peers_room = {

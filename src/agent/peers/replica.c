@@ -101,7 +101,7 @@ static enum nebula_status announce(struct replica *replica, struct fan *fan, str
         enum nebula_status status;
 
         catalogue_lock(replica->catalogue);
-        is_spare = catalogue_is_spare(replica->catalogue, fan->job);
+        is_spare = catalogue_is_spare(fan->job);
         has_spares = is_spare || fan->as_spare || fan->job->settings.has_spares;
         catalogue_create_as(fan->job);
         catalogue_unlock(replica->catalogue);
@@ -425,7 +425,7 @@ static int64_t tend_channel(struct replica *replica, const struct fan *fan, stru
                 return now;
         }
         /* No rank trains and no version is to be sent: the peer's agent may end. */
-        if (!version && channel->peer && !catalogue_session_count(replica->catalogue, job))
+        if (!version && channel->peer && !job->trainer_count)
                 channel_close(channel);
         if (version)
                 return channel->retry_at_ns;
@@ -440,7 +440,7 @@ static int64_t tend(struct replica *replica, struct job *job, bool *ret_worked)
         int64_t now = os->now_ns(), due = INT64_MAX;
         struct nebula_error error = { 0 };
         struct channel *first;
-        bool is_listed = job->settings.replica_count || catalogue_is_spare(catalogue, job);
+        bool is_listed = job->settings.replica_count || catalogue_is_spare(job);
         enum nebula_status status;
 
         if (!fan)
@@ -482,7 +482,7 @@ static void stand_down(struct replica *replica, struct job *job, struct fan *fan
 {
         struct store *store;
 
-        if (!fan || !fan->as_spare || catalogue_session_count(replica->catalogue, job) || catalogue_is_spare(replica->catalogue, job))
+        if (!fan || !fan->as_spare || job->trainer_count || catalogue_is_spare(job))
                 return;
         job->pins++;
         catalogue_unlock(replica->catalogue);
@@ -566,9 +566,11 @@ static void *replica_main(void *argument)
                 due = joint_expire(replica);
                 catalogue_lock(catalogue);
 
+                catalogue->serves_jobs = false;
                 for (struct job *job = catalogue->jobs; job && !catalogue->stopping; job = job->next) {
                         int64_t at = INT64_MAX;
 
+                        catalogue->serves_jobs |= job->is_served;
                         if (job->is_served)
                                 stand_down(replica, job, fan_get(replica, job));
                         if (job->is_served && !catalogue_job_is_needed(catalogue, job))

@@ -47,7 +47,7 @@ static int64_t find(const struct catalogue *catalogue, struct version **ret_vers
 {
         int64_t first = INT64_MAX;
 
-        for (const struct job *job = catalogue->jobs; job && catalogue->check_memory_s; job = job->next)
+        for (const struct job *job = catalogue->jobs; job; job = job->next)
                 for (struct version *version = job->live; version; version = version->next_live)
                         for (size_t i = 0; i < version->file_count; i++)
                                 if (due_at(catalogue, version, &version->files[i]) < first) {
@@ -153,13 +153,30 @@ int64_t memory_scrub_look(struct catalogue *catalogue, int64_t now_ns)
 {
         struct version *version;
         struct agent_file *file;
-        int64_t due = catalogue->is_scrubbing ? INT64_MAX : find(catalogue, &version, &file);
+        int64_t due;
 
-        if (due > now_ns)
-                return due;
+        if (catalogue->is_scrubbing || !catalogue->check_memory_s)
+                return INT64_MAX;
+        if (now_ns < catalogue->scrub_look_ns)
+                return catalogue->scrub_look_ns;
+        due = find(catalogue, &version, &file);
+        if (due > now_ns) {
+                catalogue->scrub_look_ns = now_ns + (int64_t)catalogue->check_memory_s * SECOND_NS; /* none that comes meanwhile is due before */
+                if (due < catalogue->scrub_look_ns)
+                        catalogue->scrub_look_ns = due;
+                return catalogue->scrub_look_ns;
+        }
         if (!is_idle(catalogue) || os_thread_start(NULL, scrub_main, catalogue, true))
                 return now_ns + SECOND_NS;
         catalogue->is_scrubbing = true;
         catalogue->lane_count++;
         return INT64_MAX;
+}
+
+void memory_scrub_soon(struct catalogue *catalogue, struct image *image)
+{
+        image->scrubbed_ns = 0;
+        image->scrub_next = 0;
+        catalogue->scrub_look_ns = 0;
+        catalogue_signal(catalogue);
 }

@@ -11,5 +11,7 @@
 
 /* Returns when to call again, as the clock's other functions. Lock held. */
 int64_t memory_scrub_look(struct catalogue *catalogue, int64_t now_ns);
+/* The image is compared as soon as the agent is idle. Lock held. */
+void memory_scrub_soon(struct catalogue *catalogue, struct image *image);
 
 #endif

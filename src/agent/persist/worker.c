@@ -142,7 +142,7 @@ static bool retain(struct catalogue *catalogue, struct job *job, int64_t now, in
 
         if (!catalogue_has_rules(job))
                 job->retain_due = false;
-        if (!job->retain_due || !job->is_scanned || catalogue_resumes(catalogue, job))
+        if (!job->retain_due || !job->is_scanned || catalogue_resumes(job))
                 return false;
         if (job->storage->retain_at_ns > now) {
                 *due = job->storage->retain_at_ns < *due ? job->storage->retain_at_ns : *due;
@@ -383,21 +383,15 @@ static void *lane_main(void *argument)
         return NULL;
 }
 
-int64_t worker_start(struct catalogue *catalogue, int64_t now)
+int64_t worker_start(struct catalogue *catalogue, struct job *job, int64_t now)
 {
-        int64_t due = INT64_MAX;
+        struct lane *lane = job->lane;
 
-        for (struct job *job = catalogue->jobs; job; job = job->next) {
-                struct lane *lane = job->lane;
-
-                if (lane->is_running || !needs_lane(catalogue, job))
-                        continue;
-                if (os_thread_start(NULL, lane_main, lane, false)) {
-                        due = now + SECOND_NS; /* out of threads or memory */
-                        continue;
-                }
-                lane->is_running = true; /* it waits for the lock */
-                catalogue->lane_count++;
-        }
-        return due;
+        if (lane->is_running || !needs_lane(catalogue, job))
+                return INT64_MAX;
+        if (os_thread_start(NULL, lane_main, lane, false))
+                return now + SECOND_NS; /* out of threads or memory */
+        lane->is_running = true; /* it waits for the lock */
+        catalogue->lane_count++;
+        return INT64_MAX;
 }

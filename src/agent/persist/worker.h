@@ -11,7 +11,7 @@
 #include "agent/catalogue/catalogue.h"
 
 /* Starts workers for the storage paths that need one. Returns when to call again; INT64_MAX: no need. Lock held. */
-int64_t worker_start(struct catalogue *catalogue, int64_t now_ns);
+int64_t worker_start(struct catalogue *catalogue, struct job *job, int64_t now_ns);
 /* Does all that is due for the job's storage path, on the calling thread: for an agent without threads, as in some tests. */
 void worker_run(struct catalogue *catalogue, struct job *job);
 

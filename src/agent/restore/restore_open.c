@@ -362,12 +362,12 @@ enum nebula_status restore_lend(struct catalogue *catalogue, struct image *image
 }
 
 /* Whether other ranks of the reader's job are on this node, or will be. Lock held. */
-static bool has_company(const struct catalogue *catalogue, const struct session *session)
+static bool has_company(const struct session *session)
 {
         if (session->role != IPC_ROLE_TRAINER)
                 return false;
-        for (const struct session *other = catalogue->sessions; other; other = other->next)
-                if (other->job == session->job && other->pid != session->pid && other->connection_count && other->role == IPC_ROLE_TRAINER)
+        for (const struct session *other = session->job->sessions; other; other = other->next)
+                if (other->pid != session->pid && other->connection_count && other->role == IPC_ROLE_TRAINER)
                         return true;
         return session->job->settings.local_world > 1;
 }
@@ -535,7 +535,7 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct sessio
                 bring_from_peer(catalogue, source, request->name);
         file = version_file(source, request->name);
         can_lend = session && request->reads_storage && !source->is_remote && policy == TRUST_OFF;
-        is_shared = can_lend && (file->lent || has_company(catalogue, session));
+        is_shared = can_lend && (file->lent || has_company(session));
         if (can_lend && !file->image && !file->reading && (!is_shared || request->reads_storage == IPC_READS_PARTS))
                 lend(catalogue, source, request->name, is_shared, &opened, ret_fd);
         if (!opened && can_lend && request->reads_storage == IPC_READS_PARTS && !version_file(source, request->name)->image)
@@ -562,8 +562,10 @@ enum nebula_status restore_open(struct catalogue *catalogue, const struct sessio
                 status = NEBULA_OK;
                 goto done;
         }
-        if (!status && !file->image->restored && !(session && session->role == IPC_ROLE_READER))
-                file->image->kept = source->job->spare_due = true; /* the next save may come soon */
+        if (!status && !file->image->restored && !(session && session->role == IPC_ROLE_READER)) {
+                file->image->kept = true;
+                policy_want_spares(catalogue, source->job); /* the next save may come soon */
+        }
         if (!status)
                 status = vouch(catalogue, source, request->name, policy, error);
         file = version_file(source, request->name);

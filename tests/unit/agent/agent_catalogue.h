@@ -60,17 +60,17 @@ static inline void bench_init(struct bench *bench, const char *memory, const cha
                                             .connection_count = 1 };
 }
 
-/* The catalogue has the bench's session; bench_leave, before bench_done: it has none, and so does not free it. */
+/* The job has the bench's session; bench_leave, before bench_done: it has none, and so does not free it. */
 static inline void bench_join(struct bench *bench)
 {
-        bench->catalogue.sessions = &bench->session;
-        catalogue_session_moved(&(struct session){ 0 }, &bench->session);
+        bench->session.job = NULL;
+        catalogue_session_set(&bench->session, bench->job, bench->session.role, bench->session.connection_count);
 }
 
 static inline void bench_leave(struct bench *bench)
 {
-        bench->catalogue.sessions = NULL;
-        catalogue_session_moved(&bench->session, &(struct session){ 0 });
+        catalogue_session_set(&bench->session, NULL, bench->session.role, bench->session.connection_count);
+        bench->session.job = bench->job;
 }
 
 /* From now on, `last` versions stay in storage; 0: all. */

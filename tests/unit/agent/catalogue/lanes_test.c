@@ -112,6 +112,7 @@ static void the_lane_of_a_path_without_jobs_serves_the_next_path(void)
 {
         static struct bench bench;
         struct lane *lane;
+        int64_t due = INT64_MAX;
         size_t count = 0;
 
         bench_init(&bench, NULL, "");
@@ -119,7 +120,9 @@ static void the_lane_of_a_path_without_jobs_serves_the_next_path(void)
         CHECK(catalogue_job_get(&bench.catalogue, "/storage/0", "other")->lane == lane && job_at(&bench.catalogue, 1)->lane != lane);
         catalogue_lock(&bench.catalogue);
         bench.catalogue.linger_s = 0;
-        catalogue_forget_jobs(&bench.catalogue, os->now_ns());
+        for (struct job **link = &bench.catalogue.jobs; *link;)
+                if (!catalogue_forget_job(&bench.catalogue, link, os->now_ns(), &due))
+                        link = &(*link)->next;
         CHECK(!catalogue_job(&bench.catalogue, "/storage/0", "") && !lane->jobs);
         lane->is_running = lane->waited_in_vain = true;
         CHECK(job_at(&bench.catalogue, 2)->lane != lane);

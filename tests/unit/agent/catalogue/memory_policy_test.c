@@ -146,8 +146,8 @@ static void nothing_goes_while_the_ranks_of_a_new_run_have_begun_nothing(void)
         next->nonce = 2;
         next->has_begun = false;
         catalogue_lock(&bench.catalogue);
-        next->next = bench.catalogue.sessions;
-        bench.catalogue.sessions = next;
+        next->next = bench.job->sessions;
+        bench.job->sessions = next;
         catalogue_unlock(&bench.catalogue);
         for (unsigned i = 2; i < 5; i++) {
                 snprintf(tag, sizeof tag, "step%u", i);
@@ -562,7 +562,7 @@ static bool make_spare(struct bench *bench, uint64_t capacity)
 static void for_a_foretold_file_there_are_images_of_two_versions_until_the_first_commit(void)
 {
         const uint64_t size = 9 << 20, capacity = memory_capacity(size);
-        struct session *session, before;
+        struct session *session;
         struct bench bench;
         struct image *taken;
 
@@ -586,15 +586,12 @@ static void for_a_foretold_file_there_are_images_of_two_versions_until_the_first
         REQUIRE(taken);
         memory_hold(taken);
         memory_drop(bench.catalogue.memory, taken);
-        before = *session;
-        session->connection_count = 0; /* its trainer has left: no client waits for the file */
-        catalogue_session_moved(&before, session);
+        catalogue_session_set(session, bench.job, session->role, 0); /* its trainer has left: no client waits for the file */
         catalogue_lock(&bench.catalogue);
         policy_retain(&bench.catalogue, bench.job);
         CHECK(page_maker_discard(&bench.catalogue));
         catalogue_unlock(&bench.catalogue);
-        *session = before;
-        bench_join(&bench);
+        catalogue_session_set(session, bench.job, session->role, 1);
         REQUIRE(session->hint_count == 1 && bench_version(&bench, "step1", 1, 0));
         CHECK(session->hint_count == 0);
         bench_leave(&bench);

@@ -93,7 +93,7 @@ static void an_old_open_version_is_closed_while_older_ones_are_forgotten(void)
                         version->adopted = true;
                         version->parts[0].pid = version->parts[0].seen_pid = 0x7ffffffe;
                 }
-        CHECK(!survival_log_check_owners(&bench.catalogue));
+        CHECK(!survival_log_check_owners(&bench.catalogue, bench.job));
         CHECK(count_complete(&bench, "final") == 1 && count_complete(&bench, "global_step1") == 0);
         bench_done(&bench, true);
 }
@@ -103,6 +103,7 @@ static void an_open_version_waits_for_a_connected_rank_of_its_job_alone_that_has
         for (size_t is_own = 0; is_own < 2; is_own++) {
                 struct session other;
                 struct bench bench;
+                struct job *job;
                 uint64_t id;
 
                 bench_init(&bench, NULL, "");
@@ -113,15 +114,14 @@ static void an_open_version_waits_for_a_connected_rank_of_its_job_alone_that_has
                 other.role = IPC_ROLE_TRAINER;
                 other.connection_count = 1;
                 other.next = NULL;
-                if (!is_own)
-                        other.job = NULL;
-                bench.catalogue.sessions = &other;
+                job = is_own ? bench.job : catalogue_job_get(&bench.catalogue, "", "another");
+                job->sessions = &other;
                 id = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_OPEN, &bench.error)->id;
                 CHECK(!bench_save(&bench, &id, "a", 1));
                 catalogue_lock(&bench.catalogue);
                 CHECK(!commit_part(&bench.catalogue, &bench.session, catalogue_version(&bench.catalogue, id), &bench.error));
                 CHECK(count_complete(&bench, "t") == !is_own);
-                bench.catalogue.sessions = NULL;
+                job->sessions = NULL;
                 catalogue_unlock(&bench.catalogue);
                 bench_done(&bench, true);
         }
@@ -1035,7 +1035,7 @@ static void a_version_has_no_other_nodes_if_trainers_of_all_its_ranks_are_connec
         REQUIRE(version);
         version->is_spread = false;
         CHECK(world_is_spread(&bench.catalogue, version));
-        bench.catalogue.sessions = &other;
+        bench.job->sessions = &other;
         CHECK(!world_is_spread(&bench.catalogue, version));
         other.role = IPC_ROLE_READER;
         CHECK(world_is_spread(&bench.catalogue, version));
@@ -1047,7 +1047,7 @@ static void a_version_has_no_other_nodes_if_trainers_of_all_its_ranks_are_connec
         CHECK(world_is_spread(&bench.catalogue, version));
         other.rank = 0; /* has a part of it */
         CHECK(world_is_spread(&bench.catalogue, version));
-        bench.catalogue.sessions = NULL;
+        bench.job->sessions = NULL;
         catalogue_unlock(&bench.catalogue);
         bench_done(&bench, true);
         storage_remove(storage);

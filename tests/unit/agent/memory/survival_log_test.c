@@ -516,7 +516,7 @@ static void a_part_is_open(bool is_elsewhere, uint32_t seen_pid, uint64_t patien
         bench.catalogue.give_up_s = patience_s;
         strcpy(bench.catalogue.memory->directory, memory);
         survival_log_adopt_all(&bench.catalogue);
-        waits = survival_log_check_owners(&bench.catalogue);
+        waits = survival_log_check_owners(&bench.catalogue, bench.job);
         version = (struct version *)of_tag(&bench, "open");
         CHECK(version && version_open(version) == is_kept && waits == is_kept);
         os = &os_linux;
