@@ -1,8 +1,12 @@
 /* Objects that come in parts: multipart uploads of S3, and blocks of Azure. */
 #include "sink_objects.h"
 
+#include <endian.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "store/http/crypt.h"
+#include "sum/sum.h"
 
 #define UPLOADS_MAX 256u
 #define PARTS_MAX 10000u
@@ -118,14 +122,29 @@ static struct bytes *copy_range(const struct call *call, const char *source)
         return bytes;
 }
 
+/* The checksum that S3 reports of a copied part, if its bytes are kept. Without it, a client has to send the bytes. */
+static void report_sum(const struct bytes *bytes, char *ret_text, size_t size)
+{
+        uint64_t sum;
+        char base64[CRYPT_BASE64_SIZE(sizeof sum)];
+
+        if (!bytes->data)
+                return;
+        sum = htobe64(sum_crc64(0, bytes->data, bytes->size));
+        crypt_base64(&sum, sizeof sum, base64);
+        snprintf(ret_text, size, "<ChecksumCRC64NVME>%s</ChecksumCRC64NVME>", base64);
+}
+
 void uploads_put_part(struct call *call, unsigned id, unsigned number)
 {
-        char source[1100], text[200];
+        char source[1100], text[300], sum[100] = "";
         struct upload *upload;
         struct bytes *bytes;
 
         if (*sink_field(call, "x-amz-copy-source", source, sizeof source)) {
                 bytes = copy_range(call, source);
+                if (bytes)
+                        report_sum(bytes, sum, sizeof sum);
         } else {
                 bytes = objects_receive(call);
                 if (!bytes)
@@ -139,7 +158,7 @@ void uploads_put_part(struct call *call, unsigned id, unsigned number)
                 upload->count = number > upload->count ? number : upload->count;
         }
         pthread_mutex_unlock(&objects_lock);
-        snprintf(text, sizeof text, "<CopyPartResult><ETag>&quot;p%u&quot;</ETag></CopyPartResult>", number);
+        snprintf(text, sizeof text, "<CopyPartResult><ETag>&quot;p%u&quot;</ETag>%s</CopyPartResult>", number, sum);
         snprintf(source, sizeof source, "ETag: \"p%u\"\r\n", number);
         if (upload && bytes)
                 objects_say(call, 200, source, text);
