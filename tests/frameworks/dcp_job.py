@@ -1,7 +1,6 @@
 """FSDP2 on gloo and CPU, saved and loaded through torch.distributed.checkpoint. One JSON line per step on rank 0."""
 
 import argparse
-import contextlib
 import json
 import os
 import signal
@@ -99,8 +98,7 @@ def main() -> int:
         if number == args.kill_at:
             if args.way == "stock-async":
                 futures[-1].result()  # its thread may not have begun the checkpoint that is looked for next
-            with contextlib.suppress(Exception):
-                nm.Checkpoint(f"step{number}").wait("committed", timeout=20)
+            nm.Checkpoint(f"step{number}").wait("committed", timeout=60)
             dist.barrier()
             os.kill(os.getpid(), signal.SIGKILL)
     for future in futures:

@@ -35,7 +35,8 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize("way", [pytest.param("save", marks=full), "nebula-async", pytest.param("stock-async", marks=full)])
 def test_fsdp2_resumes_bit_for_bit_after_sigkill_and_stock_load_reads_it(node, way, whole):
-    job(node, "--way", way, "--kill-at", 3, ranks=2, check=False)
+    killed = job(node, "--way", way, "--kill-at", 3, ranks=2, check=False)
+    assert killed.codes == [-9, -9], node.logs()
     assert job(node, "--load", 3, ranks=2).losses == {step: loss for step, loss in whole.items() if step > 3}
     node.wait_durable("step3")
     node.forget_memory()

@@ -63,8 +63,8 @@ class Launcher:
 _BENCH = "on two nodes of one worker, without NCCL: bench/results/recover.md"
 LAUNCHERS = {
     "scheduler": Launcher(60.0, 300.0, "assumed: a scheduler starts the job again"),
-    "nebula-run": Launcher(2.2, 1.0, f"`nebula run`, a node falls silent, {_BENCH}"),
-    "torchrun": Launcher(1.6, 48.7, f"`torchrun` with its defaults, a node is killed, {_BENCH}"),
+    "nebula-run": Launcher(2.2, 0.5, f"`nebula run`, a node falls silent, {_BENCH}"),
+    "torchrun": Launcher(1.1, 46.0, f"`torchrun` with its defaults, a node is killed, {_BENCH}"),
 }
 
 
