@@ -115,6 +115,7 @@ static void an_open_version_waits_for_a_connected_rank_of_its_job_alone_that_has
                 other.connection_count = 1;
                 other.next = NULL;
                 job = is_own ? bench.job : catalogue_job_get(&bench.catalogue, "", "another");
+                other.job = job;
                 job->sessions = &other;
                 id = commit_begin(&bench.catalogue, &bench.session, "t", NEBULA_FILES_OPEN, &bench.error)->id;
                 CHECK(!bench_save(&bench, &id, "a", 1));
